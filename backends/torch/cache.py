@@ -1,0 +1,134 @@
+"""Keys and values of one text, preallocated, with slots for a tree behind the committed tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from speclocal.core.tree import DraftTree
+
+BLOCK = 256
+"""Slots are allocated in multiples of this."""
+
+
+class View:
+    """Which keys the rows of one pass see.
+
+    length: committed tokens. tree: the round's tree, of which the nodes from `start` on are the rows. Keys are the
+    committed tokens and all nodes scored so far, in node order.
+    """
+
+    def __init__(self, length: int, tree: DraftTree, start: int, device: torch.device):
+        self._length, self._tree, self._start, self._device = length, tree, start, device
+        self.positions = torch.tensor([[length + d for d in tree.depth[start:]]], device=device)
+        self._made: dict[tuple[int | None, torch.dtype, int], Tensor | None] = {}
+
+    def bias(self, window: int | None, dtype: torch.dtype, repeat: int = 1) -> Tensor | None:
+        """[repeat * n, T] additive mask, 0 where row sees key and -inf elsewhere; None if every row sees every key.
+
+        A sliding window counts positions along the node's own path: a row at position s sees keys at s-window+1..s.
+        Made once a pass, however many layers ask.
+        """
+        if window is not None and self._length + max(self._tree.depth) < window:
+            window = None
+        key = (window, dtype, repeat)
+        if key not in self._made:
+            if repeat == 1:
+                self._made[key] = self._make(window, dtype)
+            else:
+                bias = self.bias(window, dtype)
+                self._made[key] = None if bias is None else bias.repeat(repeat, 1)
+        return self._made[key]
+
+    def _make(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        nodes = range(self._start, len(self._tree))
+        if window is None and len(self._tree) == 1:
+            return None
+        total = self._length + len(self._tree)
+        hidden = float("-inf")
+        bias = torch.zeros(len(nodes), total, dtype=dtype, device=self._device)
+        if self._tree.is_chain:
+            rows = torch.full((len(nodes), len(self._tree)), hidden, dtype=dtype, device=self._device)
+            bias[:, self._length :] = rows.triu_(self._start + 1)
+        else:
+            ancestors = self._tree.ancestors
+            seen = [[ancestors[i] >> j & 1 == 1 for j in range(len(self._tree))] for i in nodes]
+            bias[:, self._length :].masked_fill_(~torch.tensor(seen, device=self._device), hidden)
+        if window is not None:
+            at = torch.arange(self._length, device=self._device)
+            at = torch.cat([at, self._length + torch.tensor(self._tree.depth, device=self._device)])
+            bias.masked_fill_(at[None, :] <= self.positions[0][:, None] - window, hidden)
+        return bias
+
+
+class TreeCache(Cache):
+    """What transformers' attention layers write into: `[1, G, slots, d]` per layer, grown in place.
+
+    Slots 0..length-1 hold committed tokens; the next ones the nodes of the tree being scored.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.length = 0
+        self._at = 0
+        self._end = 0
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._capacity = 0
+
+    def reserve(self, slots: int) -> None:
+        """Make room for `slots` tokens. Layers grow one after the other, so that the peak is one layer's copy."""
+        if slots <= self._capacity:
+            return
+        self._capacity = -(-slots // BLOCK) * BLOCK
+        for buffers in (self._keys, self._values):
+            for i, old in enumerate(buffers):
+                buffers[i] = self._allocate(old)
+                buffers[i][:, :, : self.length] = old[:, :, : self.length]
+
+    def _allocate(self, like: Tensor) -> Tensor:
+        return like.new_empty(*like.shape[:2], self._capacity, like.shape[3])
+
+    def open(self, start: int, stop: int) -> None:
+        """The next pass writes the nodes `start..stop-1` of the tree."""
+        self.reserve(self.length + stop)
+        self._at, self._end = self.length + start, self.length + stop
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Called by every attention layer, in order on the first pass: store, return all keys and values so far."""
+        if layer == len(self._keys):
+            self._keys.append(self._allocate(key))
+            self._values.append(self._allocate(value))
+        keys, values = self._keys[layer], self._values[layer]
+        keys[:, :, self._at : self._end] = key
+        values[:, :, self._at : self._end] = value
+        return keys[:, :, : self._end], values[:, :, : self._end]
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the root and the nodes of `path`: only rows that are not yet in place move, and nothing else."""
+        moves = [(self.length + node, self.length + 1 + i) for i, node in enumerate(path) if node != i + 1]
+        if moves:
+            source = torch.tensor([m[0] for m in moves], device=self._keys[0].device)
+            first, last = moves[0][1], moves[-1][1] + 1
+            for buffer in (*self._keys, *self._values):
+                buffer[:, :, first:last] = buffer[:, :, source]
+        self.length += 1 + len(path)
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        self.length = min(length, self.length)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.length
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(b.nbytes for b in (*self._keys, *self._values))

@@ -1,0 +1,84 @@
+"""Attention of tree nodes over the cache and their own ancestors, as transformers' attention interface calls it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from speclocal.backends.torch.cache import View
+from torch import Tensor
+
+NAME = "speclocal_tree"
+FEW_ROWS = 32
+"""Passes of up to so many rows pack the query heads of a key head; longer ones (prompts) would repeat the mask."""
+
+
+def attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    tree: View | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Registered as `speclocal_tree`. query [1, H, n, d]; key, value [1, G, T, d]; returns [1, n, H, d].
+
+    tree: which keys each row sees; handed through the model's forward. s_aux: per-head sink logits (gpt-oss).
+    """
+    if tree is None:
+        raise RuntimeError(f"{type(module).__name__} does not hand keyword arguments to its attention function")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if softcap is not None or s_aux is not None:
+        bias = tree.bias(sliding_window, query.dtype)
+        return reference(query, key, value, bias, scale, softcap, s_aux), None
+    rows = query.shape[1] // key.shape[1]
+    if query.shape[2] > FEW_ROWS:
+        bias = tree.bias(sliding_window, query.dtype)
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale, enable_gqa=rows > 1)
+        return out.transpose(1, 2), None
+    return packed(query, key, value, tree.bias(sliding_window, query.dtype, rows), scale), None
+
+
+def packed(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """torch's own attention with the query heads of a key head as rows of one product: keys are never repeated.
+
+    bias: [H / G * n, T] or None.
+    """
+    _, heads, n, d = query.shape
+    rows = query.reshape(1, key.shape[1], -1, d)
+    out = F.scaled_dot_product_attention(rows, key, value, attn_mask=bias, scale=scale)
+    return out.reshape(1, heads, n, -1).transpose(1, 2)
+
+
+def reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """The definition: softmax(q k^T * scale, capped, + bias [, sink]) v, with the softmax in float32."""
+    _, heads, n, d = query.shape
+    groups = key.shape[1]
+    packed = query.reshape(1, groups, heads // groups * n, d)
+    scores = (torch.matmul(packed, key.transpose(-1, -2)) * scale).float().view(1, heads, n, -1)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if bias is not None:
+        scores = scores + bias.float()
+    if sinks is not None:
+        column = sinks.float().view(1, heads, 1, 1).expand(1, heads, n, 1)
+        weights = torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1]
+    else:
+        weights = torch.softmax(scores, -1)
+    weights = weights.to(value.dtype).view(1, groups, heads // groups * n, -1)
+    return torch.matmul(weights, value).view(1, heads, n, -1).transpose(1, 2)

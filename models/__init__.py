@@ -1,0 +1,1 @@
+"""The model catalogue: one TOML file a family. Data only."""

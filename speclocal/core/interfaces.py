@@ -1,0 +1,148 @@
+"""The seams: what a backend, a target and a drafter must offer.
+
+Dimension letters, here and everywhere: N nodes, V vocabulary, D hidden, T context tokens, K children, E tapped layers,
+B sequences, H / G query / key-value heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from speclocal.core.tree import DraftTree
+
+if TYPE_CHECKING:
+    from speclocal.core.sampling import Sampler
+
+Array = Any
+"""A tensor of whatever framework the backend runs."""
+
+
+@dataclass(frozen=True)
+class Ops:
+    """The few array operations the core needs.
+
+    xp:      the framework itself (`torch` or `mlx.core`), limited to names both spell alike.
+    array:   (nested Python numbers) -> device array; ints become int32/int64, floats float32, bools bool.
+    arange:  (n) -> device [n] integers.
+    noise:   (seed, positions, purpose, width, stream) -> device [len(positions), width] float32 Gumbel noise keyed as in
+             `core.noise`.
+    top:     (x [N, V], k) -> the k largest values of each row, descending [N, k], and their indices.
+    to_host: (*arrays) -> the same as nested Python lists. The only synchronisation point.
+    on_host: True where arrays live in host memory, so that looking at a value costs nothing.
+    """
+
+    xp: Any
+    array: Callable[[Any], Array]
+    arange: Callable[[int], Array]
+    noise: Callable[..., Array]
+    top: Callable[[Array, int], tuple[Array, Array]]
+    to_host: Callable[..., list[Any]]
+    on_host: bool = False
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Device handles from one pass of a model.
+
+    logits: [N, V] float32, raw. After `prefill`: None (the last prompt token is scored as the root of the first tree).
+    taps:   [N, E, D] hidden states of the tapped layers, or None if no layer is tapped.
+    """
+
+    logits: Array = None
+    taps: Array = None
+
+
+class Origin(StrEnum):
+    """Where an emitted token came from."""
+
+    ACCEPTED = "accepted"
+    """Drafted, checked and kept."""
+    RECOVERED = "recovered"
+    """The target's own token after it refused a draft (the correction)."""
+    BONUS = "bonus"
+    """The target's own token after it kept every draft of the path."""
+    PLAIN = "plain"
+    """The target's own token in a round without a draft."""
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Outcome of one round.
+
+    path:   accepted nodes of the tree, root excluded.
+    token:  the token the target adds after the path.
+    origin: where `token` came from. `ACCEPTED` only when a stop cut the path, so that its last token is a drafted one.
+    """
+
+    path: tuple[int, ...]
+    token: int
+    origin: Origin
+
+    def tokens(self, tree: DraftTree) -> tuple[int, ...]:
+        """All tokens the round emits."""
+        return (*(tree.tokens[i] for i in self.path), self.token)
+
+
+class Target(Protocol):
+    """A model with a cache: the one whose law we keep, or a draft model.
+
+    The cache holds every committed token but the last one; that one is the root of the next tree.
+    """
+
+    ops: Ops
+    vocab: int
+    """Width V of the logits."""
+    context: int
+    """Most tokens the model can attend to."""
+    trees: bool
+    """False: only chains may be scored."""
+
+    @property
+    def cached(self) -> Sequence[int]:
+        """The token ids whose keys and values are in the cache."""
+
+    def prefill(self, tokens: Sequence[int], progress: Callable[[int], None] | None = None) -> Scores:
+        """Make the cache hold exactly `tokens`, reusing the longest common prefix with what is there.
+
+        `progress` is told how many tokens have been processed. Raises ContextError if they do not fit.
+        """
+
+    def score(self, tree: DraftTree, start: int = 0) -> Scores:
+        """One pass over the nodes `start..N-1`; earlier nodes must have been scored since the last commit.
+
+        Scores hold a row for each node of this pass. Node `i` sees the cache and its ancestors, at position
+        `len(cached) + depth`.
+        """
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Append the root and the nodes of `path` to the cache; forget the others. All must have been scored."""
+
+
+class Drafter(Protocol):
+    """A way to guess. Sees only committed text and its own state; never decides acceptance."""
+
+    name: str
+
+    def begin(self, tokens: Sequence[int], scores: Scores, sampler: Sampler) -> None:
+        """A new text starts with `tokens` (the last of them is the first root)."""
+
+    def draft(self, limit: Limit) -> DraftTree:
+        """Propose a tree below the last committed token; a tree of one node means no draft."""
+
+    def commit(self, tree: DraftTree, taken: Acceptance, scores: Scores) -> None:
+        """The round's outcome. `scores` are the target's for that tree."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How much may be drafted in a round.
+
+    depth: longest path below the root.
+    nodes: most nodes, root excluded.
+    """
+
+    depth: int
+    nodes: int

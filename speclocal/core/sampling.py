@@ -1,0 +1,230 @@
+"""The law tokens are drawn from: one function of logits and token history, for plain decoding and verification alike.
+
+Order of the steps, fixed here: unknown ids masked, logit bias, repetition / presence / frequency penalties, minimum
+length, temperature, top-k, top-p, min-p. Tokens that tie with the last one a filter keeps are kept too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from speclocal.core.noise import Noise
+from speclocal.errors import UsageError
+
+if TYPE_CHECKING:
+    from speclocal.core.interfaces import Array, Ops
+    from speclocal.core.tree import DraftTree
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Settings of the sampler; every value is checked when the object is made (UsageError names field and range).
+
+    temperature: 0 is greedy decoding.          top_k: 0 keeps all.     top_p: 1 keeps all.     min_p: 0 keeps all.
+    repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or answer; 1 is off.
+    presence_penalty, frequency_penalty: subtracted once / per occurrence, for tokens of the answer; 0 is off.
+    logit_bias: token id -> added to its logit.  min_tokens: no end token before so many tokens.
+    seed: every random number is a function of (seed, position, purpose, token).
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        inf = math.inf
+        _check("temperature", self.temperature, 0.0, inf, "a number from 0 up")
+        _check("top_k", self.top_k, 0, inf, "a whole number from 0 (off) up", whole=True)
+        _check("top_p", self.top_p, 0.0, 1.0, "a number above 0 and up to 1", open_low=True)
+        _check("min_p", self.min_p, 0.0, 1.0, "a number from 0 to 1")
+        _check("repetition_penalty", self.repetition_penalty, 0.0, inf, "a number above 0", open_low=True)
+        _check("presence_penalty", self.presence_penalty, -inf, inf, "a finite number")
+        _check("frequency_penalty", self.frequency_penalty, -inf, inf, "a finite number")
+        _check("min_tokens", self.min_tokens, 0, inf, "a whole number from 0 up", whole=True)
+        _check("seed", self.seed, 0, 2**64 - 1, "a whole number from 0 to 2^64-1", whole=True)
+        for token, bias in self.logit_bias.items():
+            _check("logit_bias token", token, 0, inf, "a token id", whole=True)
+            _check(f"logit_bias of token {token}", bias, -inf, inf, "a finite number")
+
+    @property
+    def greedy(self) -> bool:
+        """True if the law is a point mass on the argmax (ties to the lowest id)."""
+        return self.temperature == 0
+
+    @property
+    def penalised(self) -> bool:
+        """True if the law depends on which tokens came before."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+def _check(
+    name: str, value: Any, low: float, high: float, expected: str, *, whole: bool = False, open_low: bool = False
+) -> None:
+    kinds = (int,) if whole else (int, float)
+    ok = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+    if not ok or not low <= value <= high or (open_low and value == low):
+        raise UsageError(f"impossible {name}", got=repr(value), expected=expected)
+
+
+class Sampler:
+    """A `Sampling` at work on one text: keeps the history and the noise, turns raw logits into laws.
+
+    A law is kept as [N, V] float32 scores: log-probabilities up to a constant per row, -inf outside the support (at
+    temperature 0: the processed logits). `rule` is the acceptance rule, which decides how noise is keyed.
+    """
+
+    def __init__(
+        self,
+        ops: Ops,
+        sampling: Sampling,
+        width: int,
+        prompt: Sequence[int],
+        *,
+        unknown: Iterable[int] = (),
+        end_ids: Iterable[int] = (),
+        rule: str = "coupled",
+        stream: int = 0,
+    ):
+        self.ops, self.sampling, self.width, self.rule = ops, sampling, width, rule
+        self.noise = Noise(ops, sampling.seed, width, stream)
+        self.position = len(prompt)
+        """Absolute index of the token that the root of the next tree will produce."""
+        self._generated = 0
+        self._seen: dict[int, int] = dict.fromkeys(prompt, 0)
+        self._end_ids = sorted(i for i in set(end_ids) if i < width)
+        self._row = self._additive_row(set(unknown))
+
+    def _additive_row(self, unknown: set[int]) -> Array | None:
+        bias = self.sampling.logit_bias
+        outside = [i for i in bias if i >= self.width or i in unknown]
+        if outside:
+            raise UsageError(
+                "logit bias for a token the model does not have", got=outside[0], expected=f"ids below {self.width}"
+            )
+        if not bias and not unknown:
+            return None
+        return self.ops.array([-math.inf if i in unknown else float(bias.get(i, 0.0)) for i in range(self.width)])
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Tokens became part of the text."""
+        for t in tokens:
+            self._seen[t] = self._seen.get(t, 0) + 1
+        self._generated += len(tokens)
+        self.position += len(tokens)
+        self.noise.forget(self.position)
+
+    def law(self, logits: Array, tree: DraftTree, start: int = 0) -> Array:
+        """Laws of the nodes `start..N-1` of a tree that hangs below the committed text.
+
+        logits: [N - start, V] float32 raw logits of those nodes. Row i is processed exactly as plain decoding would
+        with the history of that node: the text plus the node's own path.
+        """
+        s = self.sampling
+        x = logits if self._row is None else logits + self._row
+        if s.penalised:
+            x = self._penalise(x, tree, start)
+        if self._generated < s.min_tokens:
+            x = self._forbid_end(x, tree, start)
+        if s.greedy:
+            return x
+        return self._truncate(x / s.temperature)
+
+    def probabilities(self, law: Array) -> Array:
+        """Normalised law [N, V]; at temperature 0 a point mass on the first argmax."""
+        xp = self.ops.xp
+        if not self.sampling.greedy:
+            return xp.softmax(law, -1)
+        best = xp.argmax(law, -1)
+        return xp.where(self.ops.arange(law.shape[-1])[None, :] == best[:, None], 1.0, 0.0)
+
+    def _penalise(self, x: Array, tree: DraftTree, start: int) -> Array:
+        s, ops = self.sampling, self.ops
+        ids, counts = list(self._seen), list(self._seen.values())
+        rows, tokens, patched = [], [], []
+        for node in range(max(start, 1), len(tree)):
+            for token, n in Counter(tree.tokens[i] for i in tree.path(node)).items():
+                rows.append(node - start)
+                tokens.append(token)
+                patched.append(self._seen.get(token, 0) + n)
+
+        def penalty(raw: Array, seen: list[int]) -> Array:
+            shrunk = ops.xp.where(raw > 0, raw / s.repetition_penalty, raw * s.repetition_penalty)
+            return shrunk - ops.array([s.frequency_penalty * n + (s.presence_penalty if n else 0.0) for n in seen])
+
+        x = x + 0.0  # a copy: the raw logits stay as the model gave them
+        # Gathered before the text's own penalty is written: a path token is penalised from its raw logit, once.
+        raw = x[ops.array(rows), ops.array(tokens)] if rows else None
+        if ids:
+            columns = ops.array(ids)
+            x[:, columns] = penalty(x[:, columns], counts)
+        if rows:
+            x[ops.array(rows), ops.array(tokens)] = penalty(raw, patched)
+        return x
+
+    def _forbid_end(self, x: Array, tree: DraftTree, start: int) -> Array:
+        left = self.sampling.min_tokens - self._generated
+        early = [n - start for n in range(start, len(tree)) if tree.depth[n] < left]
+        if early and self._end_ids:
+            x = x + 0.0
+            rows = [r for r in early for _ in self._end_ids]
+            x[self.ops.array(rows), self.ops.array(self._end_ids * len(early))] = -math.inf
+        return x
+
+    def _truncate(self, x: Array) -> Array:
+        """Top-k, top-p, min-p: each keeps the tokens at or above a floor of its row."""
+        s, xp, ops = self.sampling, self.ops.xp, self.ops
+        width = x.shape[-1]
+        top_k = min(s.top_k, width) if s.top_k else width
+        if top_k < width:
+            best, _ = ops.top(x, top_k)
+            floor = best[:, -1:]
+            if s.top_p < 1:
+                floor = self._nucleus_floor(best, best)
+        elif s.top_p < 1:
+            floor = self._nucleus_floor_unbounded(x)
+        elif s.min_p > 0:
+            best, _ = ops.top(x, 1)
+            floor = best
+        else:
+            return x
+        if s.min_p > 0:
+            if top_k == width and s.top_p < 1:
+                best, _ = ops.top(x, 1)
+            least = best[:, :1] + math.log(s.min_p)
+            floor = least if top_k == width and s.top_p == 1 else xp.where(floor > least, floor, least)
+        return xp.where(x < floor, -math.inf, x)
+
+    def _nucleus_floor(self, best: Array, support: Array) -> Array:
+        """Score of the last token of the nucleus, [N, 1]; NaN-free also where `best` does not reach top_p.
+
+        best: [N, k] the k best scores, descending; support: the scores the law is normalised over.
+        """
+        xp, ops = self.ops.xp, self.ops
+        mass = xp.exp(best - xp.logsumexp(support, -1)[:, None])
+        before = xp.cumsum(mass, -1) - mass
+        last = xp.sum(xp.where(before < self.sampling.top_p, 1, 0), -1) - 1
+        return best[ops.arange(best.shape[0]), last][:, None]
+
+    def _nucleus_floor_unbounded(self, x: Array) -> Array:
+        """As above over the whole row. Where looking costs nothing, few hundred best tokens usually suffice."""
+        xp, ops, width = self.ops.xp, self.ops, x.shape[-1]
+        for k in (256, 4096) if ops.on_host else ():
+            if k >= width:
+                break
+            best, _ = ops.top(x, k)
+            (mass,) = ops.to_host(xp.sum(xp.exp(best - xp.logsumexp(x, -1)[:, None]), -1))
+            if min(mass) >= self.sampling.top_p:
+                return self._nucleus_floor(best, x)
+        best, _ = ops.top(x, width)
+        return self._nucleus_floor(best, x)

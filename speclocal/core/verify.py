@@ -1,0 +1,162 @@
+"""The acceptance rules. Each turns laws into the few numbers per node that the walk needs, with one sync.
+
+Leviathan et al. 2211.17192, Chen et al. 2302.01318 (rejection), Miao et al. 2305.09781 (siblings), Sun et al.
+2403.10444 (block), Daliri et al. 2408.07978 (coupled). p is the target's law, q the law the drafts were drawn from.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from speclocal.core.accept import follow, longest, try_children
+from speclocal.core.interfaces import Acceptance, Array, Ops
+from speclocal.core.noise import Purpose
+from speclocal.core.tree import DraftTree
+from speclocal.errors import UsageError
+
+if TYPE_CHECKING:
+    from speclocal.core.sampling import Sampler
+
+RULES = ("coupled", "rejection", "block")
+TINY = 2.0**-20
+"""Residual mass below which rounding rules: the residual is then drawn from p (see `residual`)."""
+
+
+def verify(law: Array, tree: DraftTree, sampler: Sampler) -> Acceptance:
+    """Decide which drafted nodes survive, and the token the target adds.
+
+    law: [N, V] the target's processed scores at every node (`Sampler.law`).
+    """
+    if sampler.rule == "coupled":
+        return coupled(law, tree, sampler)
+    if sampler.rule == "rejection":
+        return rejection(law, tree, sampler)
+    return block(law, tree, sampler)
+
+
+def coupled(law: Array, tree: DraftTree, sampler: Sampler) -> Acceptance:
+    """The target draws its own token at every node; a child survives iff it is that token.
+
+    y_v = argmax(log p_v + noise of the position): exact sampling from p. What is emitted depends on neither tree nor
+    drafter, so the text of a seed is the same with and without speculation.
+    """
+    ops = sampler.ops
+    (drawn,) = ops.to_host(draw(law, tree, sampler, Purpose.TARGET))
+    return follow(tree, drawn)
+
+
+def draw(law: Array, tree: DraftTree, sampler: Sampler, purpose: Purpose) -> Array:
+    """One token per node, [N]: the argmax of law + noise of the node's position; plain argmax at temperature 0."""
+    xp = sampler.ops.xp
+    if sampler.sampling.greedy:
+        return xp.argmax(law, -1)
+    depth = tree.depth
+    noise = sampler.noise.rows(sampler.position, max(depth) + 1, purpose)
+    if not tree.is_chain:
+        noise = noise[sampler.ops.array(list(depth))]
+    return xp.argmax(law + noise, -1)
+
+
+def rejection(law: Array, tree: DraftTree, sampler: Sampler) -> Acceptance:
+    """Token-level speculative sampling, sibling by sibling.
+
+    Coins and residual draws are keyed by the absolute position: a top-down rule decides every position once.
+    """
+    ops, noise, position = sampler.ops, sampler.noise, sampler.position
+    keep_p, keep_q, left = odds(ops, sampler.probabilities(law), tree)
+    last = draw(ops.xp.log(left), tree, sampler, Purpose.RESIDUAL)
+    p, q, last = ops.to_host(keep_p, keep_q, last)
+
+    def survives(node: int, rank: int) -> bool:
+        parent = tree.parents[node]
+        return noise.coin(position + tree.depth[parent], rank) * q[rank][parent] < p[rank][parent]
+
+    return try_children(tree, survives, last)
+
+
+def odds(ops: Ops, p: Array, tree: DraftTree) -> tuple[Array, Array, Array]:
+    """What recursive rejection needs: child number r of node v survives iff u * q[r, v] < p[r, v].
+
+    p: [N, V] the target's law at every node. The law children were drawn from is `tree.q` and `tree.siblings`.
+    Returns p [K, N], q [K, N] of the child of every rank (given that its elder siblings were refused), and [N, V], the
+    law of the last token if all children of the node were refused (p itself at a leaf).
+    """
+    xp, n = ops.xp, len(tree)
+    kids, rows = tree.children, ops.arange(n)
+    ids = ops.arange(p.shape[-1])[None, :]
+    q = tree.q
+    if q is None and tree.siblings != "one-hot":
+        raise UsageError("rejection sampling needs the draft law q of drawn drafts; the drafter gave none")
+    ps, qs = [], []
+    for rank in range(max(map(len, kids))):
+        token = ops.array([tree.tokens[k[rank]] if rank < len(k) else 0 for k in kids])
+        has = ops.array([rank < len(k) for k in kids])[:, None]
+        hit = ids == token[:, None]
+        ps.append(p[rows, token])
+        if tree.siblings == "one-hot":
+            qs.append(ps[-1] * 0.0 + 1.0)
+            minus = xp.where(hit, 1.0, 0.0)
+        else:
+            qs.append(q[rows, token])
+            minus = q
+        p = xp.where(has, residual(ops, p, minus), p)
+        if tree.siblings == "without-replacement":
+            rest = xp.where(hit, 0.0, q)
+            total = xp.sum(rest, -1)[:, None]
+            q = xp.where(has, rest / xp.where(total > 0, total, 1.0), q)
+    if not ps:
+        ps, qs = [p[:, 0] * 0.0], [p[:, 0] * 0.0 + 1.0]
+    return xp.stack(ps), xp.stack(qs), p
+
+
+def residual(ops: Ops, p: Array, q: Array) -> Array:
+    """norm([p - q]+) per row; p where that mass is lost in rounding (then a refusal had probability ~0 too)."""
+    xp = ops.xp
+    left = xp.where(p > q, p - q, 0.0)
+    mass = xp.sum(left, -1)[:, None]
+    return xp.where(mass > TINY, left / xp.where(mass > TINY, mass, 1.0), p)
+
+
+def block(law: Array, tree: DraftTree, sampler: Sampler) -> Acceptance:
+    """Block verification of a sampled chain: the longest prefix whose joint test succeeds.
+
+    Bottom-up rules look at coins of positions that are decided again later, so everything is keyed by the position of
+    the round's first token (verification.md 8.4).
+    """
+    if not tree.is_chain or (len(tree) > 1 and tree.q is None):
+        raise UsageError("block verification checks sampled chains", expected="a drafter that draws a chain from its q")
+    ops, noise, position = sampler.ops, sampler.noise, sampler.position
+    thresholds, left = block_thresholds(ops, sampler.probabilities(law), tree)
+    scores = ops.xp.log(left)
+    if not sampler.sampling.greedy:
+        scores = scores + noise.block(position, 1, Purpose.RESIDUAL)
+    t, last = ops.to_host(thresholds, ops.xp.argmax(scores, -1))
+    return longest(tree, [noise.coin(position, i) < t[i] for i in range(len(t))], last)
+
+
+def block_thresholds(ops: Ops, p: Array, tree: DraftTree) -> tuple[Array, Array]:
+    """Thresholds [N] (entry i: keep at least i drafts iff a coin is below it) and last-token laws [N, V].
+
+    p: [N, V]. Follows Sun et al., algorithm 2: w is the clipped running ratio, S the mass of [w p - q]+.
+    """
+    xp, n = ops.xp, len(tree)
+    one = xp.sum(p[0]) * 0.0 + 1.0
+    w, thresholds, laws = one, [], []
+    for i in range(n):
+        if i:
+            x = tree.tokens[i]
+            px, qx = p[i - 1, x], tree.q[i - 1, x]
+            # A drafted token whose q was rounded to 0 survives wherever p is not 0.
+            ratio = xp.where(qx > 0, px / xp.where(qx > 0, qx, 1.0), px * 1e30)
+            w = xp.clip(w * ratio, 0.0, 1.0)
+        if i == n - 1:
+            thresholds.append(w if i else one)
+            laws.append(p[i])
+            break
+        excess = w * p[i] - tree.q[i]
+        excess = xp.where(excess > 0, excess, 0.0)
+        mass = xp.sum(excess)
+        below = mass + 1.0 - w
+        thresholds.append(xp.where(below > 0, mass / xp.where(below > 0, below, 1.0), 1.0) if i else one)
+        laws.append(xp.where(mass > TINY, excess / xp.where(mass > TINY, mass, 1.0), p[i]))
+    return xp.stack(thresholds), xp.stack(laws)
