@@ -1,4 +1,4 @@
-"""Backends by folder name. Each offers `describe`, `load_target` and `convert_gguf`; `load` imports one when it is asked for."""
+"""Backends by folder name. Each offers `describe`, `load_target` and `convert_gguf`; `load` imports one on demand."""
 
 from __future__ import annotations
 

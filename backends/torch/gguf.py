@@ -14,7 +14,7 @@ from speclocal.errors import ModelError
 
 
 def convert(path: Path, folder: Path) -> None:
-    """Write config.json and model.safetensors (float32: every value a GGUF block holds is exact in it) into `folder`."""
+    """Write config.json and model.safetensors into `folder`; in float32, which holds every value of a block exactly."""
     transformers_logging.set_verbosity_error()
     try:
         model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)

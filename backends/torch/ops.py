@@ -60,7 +60,7 @@ def _words_numpy(
 def _words_device(
     seed: int, position: int, purpose: Purpose, width: int, stream: int, device: torch.device, dtype: torch.dtype
 ) -> list[torch.Tensor]:
-    """The same on a device: torch's int32 wraps like 32-bit words, only right shifts and floats need their sign cleared."""
+    """The same on a device: int32 wraps like 32-bit words, only right shifts and floats need the sign cleared."""
 
     def word(x: int) -> int:
         return x - (1 << 32) if x >= 1 << 31 else x

@@ -27,8 +27,8 @@ class Ops:
     xp:      the framework itself (`torch` or `mlx.core`), limited to names both spell alike.
     array:   (nested Python numbers) -> device array; ints become int32/int64, floats float32, bools bool.
     arange:  (n) -> device [n] integers.
-    noise:   (seed, positions, purpose, width, stream) -> device [len(positions), width] float32 Gumbel noise keyed as in
-             `core.noise`.
+    noise:   (seed, positions, purpose, width, stream) -> device [len(positions), width] float32 Gumbel noise keyed as
+             in `core.noise`.
     top:     (x [N, V], k) -> the k largest values of each row, descending [N, k], and their indices.
     to_host: (*arrays) -> the same as nested Python lists. The only synchronisation point.
     on_host: True where arrays live in host memory, so that looking at a value costs nothing.
@@ -125,6 +125,8 @@ class Drafter(Protocol):
     """A way to guess. Sees only committed text and its own state; never decides acceptance."""
 
     name: str
+    limit: Limit
+    """The most it drafts in a round."""
 
     def begin(self, tokens: Sequence[int], scores: Scores, sampler: Sampler) -> None:
         """A new text starts with `tokens` (the last of them is the first root)."""

@@ -81,18 +81,6 @@ class DraftTree:
             node = self.parents[node]
         return tuple(reversed(out))
 
-    def first_path(self) -> DraftTree:
-        """The chain of first children: what is left of the tree for a target that cannot check branches.
-
-        Only meaningful for deterministic trees and the coupled rule, where any subset of the nodes is exact.
-        """
-        nodes, node = [0], 0
-        while self.children[node]:
-            node = self.children[node][0]
-            nodes.append(node)
-        q = None if self.q is None else self.q[nodes]
-        return DraftTree.chain(self.tokens[0], [self.tokens[n] for n in nodes[1:]], q, self.siblings)
-
 
 class TreeBuilder:
     """Grows a tree of distinct siblings from paths, merging common prefixes."""

@@ -1,0 +1,186 @@
+"""Putting an Engine together: find the weights, load the target, make the drafter fit."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from speclocal import catalogue, hub
+from speclocal.checks import refuse_code
+from speclocal.core.interfaces import Drafter, Target
+from speclocal.core.verify import RULES
+from speclocal.drafters import find, read_settings
+from speclocal.engine import Engine, Header, Load
+from speclocal.errors import ModelError, UsageError
+from speclocal.sources import Local, Policy, Progress, cache_folder
+from speclocal.text import Text, first_difference
+
+Notify = Callable[[str], None]
+
+
+def assemble(settings: Load, notify: Notify, progress: Progress | None) -> Engine:
+    """Load everything `settings` names; SpeclocalError says what is wrong with it."""
+    if settings.verify not in RULES:
+        raise UsageError("unknown acceptance rule", got=settings.verify, expected=f"one of {', '.join(RULES)}")
+    notices: list[str] = []
+
+    def note(text: str) -> None:
+        notices.append(text)
+        notify(text)
+
+    name, draft_source = _drafter_of(settings)
+    method = find(name)
+    backend = import_module("speclocal.backends").load(settings.backend)
+    backend_name = backend.__name__.rpartition(".")[2]
+    known = catalogue.load()
+    policy = Policy(settings.offline, settings.allow_pickle, settings.trust_remote_code)
+    texts = [settings.target] + ([draft_source] if draft_source else [])
+    wanted = [known.sources(text, backend_name) for text in texts]
+    locals_ = hub.fetch_all(wanted, policy, progress, note)
+    fetch = partial(_fetch, known, backend_name, policy, progress, note)
+    folder = model_folder(locals_[0], backend, note)
+    text, target = _load(folder, backend, settings, note)
+    maker = _DrafterMaker(settings, backend, target, text, note, fetch)
+    drafter, verify = maker.make(name, method, draft_source, settings.options, locals_[1] if draft_source else None)
+    width = text.size if text.size == target.vocab else f"{target.vocab}, of which {text.size} have a token"
+    header = Header(
+        target=settings.target,
+        revision=locals_[0].revision,
+        backend=backend_name,
+        device=str(getattr(target, "device", "cpu")),
+        dtype=str(getattr(target, "dtype", "float32")).removeprefix("torch."),
+        context=target.context,
+        drafter=drafter.name,
+        verify=verify,
+        end_tokens=tuple(text.token(i) or str(i) for i in sorted(text.end_ids)),
+        vocabulary=str(width),
+        notices=tuple(notices),
+    )
+
+    def remake(name: str, options: Mapping[str, Any]) -> tuple[Drafter, Header]:
+        name, source = _drafter_of(replace(settings, drafter=name))
+        drafter, verify = maker.make(name, find(name), source, options, None)
+        return drafter, replace(header, drafter=drafter.name, verify=verify, notices=tuple(notices))
+
+    return Engine(target, drafter, text, header, remake)
+
+
+def _drafter_of(settings: Load) -> tuple[str, str | None]:
+    """Method and weights of the drafter: `method`, `method:source`, or `--draft-model source` alone."""
+    name, _, source = settings.drafter.partition(":")
+    name = name.replace("-", "_")
+    if settings.draft_model and name not in ("none", "scripted"):
+        return "draft_model", settings.draft_model
+    if name == "draft_model" and not source:
+        raise UsageError(
+            "the draft_model drafter needs a model",
+            do="name it: --draft-model ALIAS, or --drafter draft_model:org/name",
+        )
+    return name, source or None
+
+
+def _fetch(
+    known: catalogue.Catalogue, backend: str, policy: Policy, progress: Progress | None, note: Notify, text: str
+) -> Local:
+    return hub.fetch(known.sources(text, backend), policy, progress, note)
+
+
+def model_folder(local: Local, backend: ModuleType, note: Notify) -> Path:
+    """A folder in Hugging Face format. A GGUF file is converted once, into the cache, under a temporary name first."""
+    if local.path.is_dir():
+        return local.path
+    stat = local.path.stat()
+    place = cache_folder() / "converted" / f"{local.path.stem}-{stat.st_size:x}-{int(stat.st_mtime):x}"
+    if not (place / "config.json").is_file():
+        from speclocal.gguf import write_tokenizer
+
+        note(f"converting {local.path.name} once; later starts are fast")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place.parent) as temporary:
+            made = Path(temporary) / "model"
+            made.mkdir()
+            backend.convert_gguf(local.path, made)
+            if warning := write_tokenizer(local.path, made):
+                note(warning)
+            shutil.rmtree(place, ignore_errors=True)
+            made.rename(place)
+    return place
+
+
+def _load(folder: Path, backend: ModuleType, settings: Load, note: Notify) -> tuple[Text, Target]:
+    refuse_code(folder, settings.trust_remote_code)
+    text = Text.load(folder, trust_remote_code=settings.trust_remote_code)
+    target = backend.load_target(
+        folder,
+        note,
+        dtype=settings.dtype,
+        device=settings.device,
+        context=settings.context,
+        allow_pickle=settings.allow_pickle,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    return text, target
+
+
+class _DrafterMaker:
+    """Makes drafters for one loaded target, and refuses those that do not fit it."""
+
+    def __init__(
+        self,
+        settings: Load,
+        backend: ModuleType,
+        target: Target,
+        text: Text,
+        note: Notify,
+        fetch: Callable[[str], Local],
+    ):
+        self._settings, self._backend, self._target, self._text = settings, backend, target, text
+        self._note, self._fetch = note, fetch
+
+    def make(
+        self, name: str, method: ModuleType, source: str | None, options: Mapping[str, Any], local: Local | None
+    ) -> tuple[Drafter, str]:
+        """The drafter, and the acceptance rule really in use with it."""
+        choices = read_settings(method.Settings, name, options)
+        verify = self._settings.verify
+        if not self._target.trees and getattr(choices, "topk", 1) > 1:
+            choices = replace(choices, topk=1)
+            self._note(f"the {name} drafter drafts chains: this target cannot check trees exactly")
+        if name != "draft_model":
+            if verify == "block":
+                self._note(f"block verification is for drawn drafts; those of {name} are checked by rejection sampling")
+                verify = "rejection"
+            return method.Drafter(choices), verify
+        if verify == "block" and choices.topk > 1:
+            raise UsageError("block verification checks chains", got=f"topk={choices.topk}", expected="topk=1")
+        folder = model_folder(local or self._fetch(source or ""), self._backend, self._note)
+        text, model = _load(folder, self._backend, replace(self._settings, context=None), self._note)
+        self._check_vocabulary(text, model)
+        return method.Drafter(choices, model, self._note), verify
+
+    def _check_vocabulary(self, text: Text, model: Target) -> None:
+        """Both models must mean the same by every id; only padding may differ."""
+        if difference := first_difference(self._text, text):
+            token, ours, theirs = difference
+            raise ModelError(
+                f"the draft model has another tokenizer: id {token} differs",
+                got=f"{theirs!r} in the draft model",
+                expected=f"{ours!r} as in the target",
+                do="take a draft model of the same family",
+            )
+        if self._text.size != text.size:
+            raise ModelError(
+                "the draft model's tokenizer has another size",
+                got=f"{text.size} tokens",
+                expected=f"{self._text.size} tokens as in the target",
+            )
+        if model.vocab != self._target.vocab:
+            shared = min(text.size, self._text.size)
+            self._note(f"vocab {self._target.vocab}/{model.vocab}, shared {shared}: padding ids are never proposed")

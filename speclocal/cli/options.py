@@ -1,0 +1,287 @@
+"""Options that commands share, and how they become the settings of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from speclocal.cli.command import Option, Session, debug_option
+from speclocal.core.sampling import Sampling
+from speclocal.errors import UsageError
+from speclocal.ui.terminal import Terminal
+
+if TYPE_CHECKING:
+    from speclocal.engine import Load
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+SHORTCUTS = {
+    "num_draft_tokens": "depth",
+    "tree_nodes": "nodes",
+    "tree_topk": "topk",
+    "tree_depth": "depth",
+    "ngram_min": "min",
+    "ngram_max": "max",
+}
+"""Options that are another word for a setting of the drafter."""
+
+SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "seed",
+)
+"""Fields of Sampling that have an option of the same name."""
+
+
+def number(text: str) -> int | float | str:
+    """The number a text means; the text itself if none, so that whoever checks can quote it."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+class Field(click.ParamType):
+    """The value of a field of Sampling, with Sampling's own check."""
+
+    name = "number"
+
+    def __init__(self, field: str):
+        self._field = field
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        value = number(value) if isinstance(value, str) else value
+        try:
+            Sampling(**{self._field: value})
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+        return value
+
+
+class Pair(click.ParamType):
+    """KEY=VALUE."""
+
+    name = "key=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        key, equals, rest = value.partition("=")
+        if not (key.strip() and equals):
+            self.fail(f"got {value!r}, expected {self.name}", param, ctx)
+        return key.strip(), rest.strip()
+
+
+class Bias(Pair):
+    """ID=VALUE."""
+
+    name = "id=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        token, bias = map(number, super().convert(value, param, ctx))
+        try:
+            Sampling(logit_bias={token: bias})  # type: ignore[dict-item]
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+        return token, bias
+
+
+def _all(*options: Decorator) -> Decorator:
+    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
+
+
+def _option(section: str, *names: str, **kwargs: Any) -> Decorator:
+    return click.option(*names, cls=Option, section=section, **kwargs)
+
+
+def _model(*names: str, **kwargs: Any) -> Decorator:
+    return _option("Model", *names, **kwargs)
+
+
+def _drafting(*names: str, **kwargs: Any) -> Decorator:
+    return _option("Drafting (what the drafter does not know is refused)", *names, **kwargs)
+
+
+def _sampling(*names: str, **kwargs: Any) -> Decorator:
+    return _option("Sampling (default: what the model recommends)", *names, **kwargs)
+
+
+def _field(name: str, *aliases: str, help: str) -> Decorator:
+    return _sampling("--" + name.replace("_", "-"), *aliases, name, type=Field(name), metavar="N", help=help)
+
+
+def _output(*names: str, **kwargs: Any) -> Decorator:
+    return _option("Output", *names, **kwargs)
+
+
+def _flag(kind: Callable[..., Decorator], *names: str, help: str) -> Decorator:
+    return kind(*names, is_flag=True, help=help)
+
+
+_whole = click.IntRange(min=0)
+_choice = click.Choice
+
+model_options = _all(
+    _model(
+        "--target",
+        default="smollm2-135m",
+        show_default=True,
+        metavar="MODEL",
+        help="The model that answers: alias, hub id (org/name@revision), local folder, or GGUF file.",
+    ),
+    _model(
+        "--backend", type=_choice(["auto", "torch", "mlx"]), default="auto", show_default=True, help="What runs it."
+    ),
+    _model(
+        "--dtype",
+        type=_choice(["auto", "float32", "bfloat16", "float16"]),
+        default="auto",
+        show_default=True,
+        help="Number type of the weights.",
+    ),
+    _model("--device", default="auto", show_default=True, metavar="NAME", help="auto, cpu, cuda, cuda:1."),
+    _model(
+        "--context", type=click.IntRange(min=1), metavar="N", help="Tokens to make room for.  [default: the model's]"
+    ),
+    _flag(_model, "--offline", help="No network at all; only what is on disk."),
+    _flag(_model, "--allow-pickle", help="Accept weights in pickle files (tensors only)."),
+    _flag(_model, "--trust-remote-code", help="Run Python code that comes with the model."),
+    _drafting(
+        "--drafter",
+        show_default="ngram, or draft_model with --draft-model",
+        metavar="NAME[:SOURCE]",
+        help="none, ngram, draft_model, ...; the source is where its weights are.",
+    ),
+    _drafting("--draft-model", metavar="MODEL", help="Smaller model of the same tokenizer, for draft_model."),
+    _drafting("-o", "--option", "options", type=Pair(), multiple=True, help="A setting of the drafter by name."),
+    _drafting(
+        "--num-draft-tokens",
+        "--draft-max",
+        type=_whole,
+        metavar="N",
+        help="Longest draft; 0 is plain decoding.",
+    ),
+    _drafting("--tree-nodes", type=_whole, metavar="N", help="Most drafted tokens a round."),
+    _drafting("--tree-topk", type=_whole, metavar="N", help="Most alternatives a position."),
+    _drafting("--tree-depth", type=_whole, metavar="N", help="The same as --num-draft-tokens, for trees."),
+    _drafting("--ngram-min", type=_whole, metavar="N", help="Shortest match."),
+    _drafting("--ngram-max", type=_whole, metavar="N", help="Longest match."),
+    _drafting(
+        "--verify",
+        type=_choice(["coupled", "rejection", "block"]),
+        default="coupled",
+        show_default=True,
+        help="Rule that checks drafts; all keep the model's own law.",
+    ),
+)
+
+sampling_options = _all(
+    _field("temperature", "--temp", help="0 always takes the likeliest token."),
+    _flag(_sampling, "--greedy", help="The same as --temperature 0."),
+    _field("top_k", help="Only the N likeliest tokens; 0 keeps all."),
+    _field("top_p", help="Only the likeliest tokens that make up this share; 1 keeps all."),
+    _field("min_p", help="Only tokens at least this share as likely as the likeliest; 0 keeps all."),
+    _field("repetition_penalty", help="Weakens tokens seen in prompt or answer; 1 is off."),
+    _field("presence_penalty", help="Taken once from tokens of the answer; 0 is off."),
+    _field("frequency_penalty", help="Taken for each occurrence in the answer; 0 is off."),
+    _sampling("--logit-bias", type=Bias(), multiple=True, help="Added to the logit of a token id."),
+    _field("seed", help="Same seed and settings, same text, with any drafter."),
+    _field("min_tokens", help="No end of the answer before so many tokens."),
+    _sampling(
+        "--max-tokens",
+        type=click.IntRange(min=-1),
+        default=512,
+        show_default=True,
+        metavar="N",
+        help="Most tokens of an answer; -1: until the context is full.",
+    ),
+    _sampling("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; may be repeated."),
+)
+
+output_options = _all(
+    _output(
+        "--color",
+        type=_choice(["auto", "always", "never"]),
+        default="auto",
+        show_default=True,
+        help="auto: on a terminal, unless NO_COLOR is set.",
+    ),
+    _flag(_output, "--plain", help="No colours, no marks."),
+    _flag(_output, "--show-rejected", help="Also show, struck through, the drafts the model refused."),
+    _flag(_output, "--raw-output", help="Pass control characters of the answer on; default: made visible, pipes too."),
+    _flag(_output, "--quiet", help="No notes, no legend, no statistics."),
+    _flag(_output, "--verbose", help="Say what is really in use."),
+    debug_option,
+)
+
+
+def open_terminal(context: click.Context, params: Mapping[str, Any]) -> Terminal:
+    """The console as the output options want it; errors go there too from now on."""
+    terminal = Terminal(
+        plain=params["plain"],
+        color=params["color"],
+        raw=params["raw_output"],
+        quiet=params["quiet"],
+        verbose=params["verbose"],
+    )
+    context.ensure_object(Session).terminal = terminal
+    return terminal
+
+
+def read_load(params: Mapping[str, Any]) -> Load:
+    """What to load, from the model options."""
+    from speclocal.engine import Load
+
+    drafter, draft_model, options = params["drafter"], params["draft_model"], _drafter_options(params)
+    drafter = drafter or ("draft_model" if draft_model else "ngram")
+    if draft_model and drafter.partition(":")[0] != "draft_model":
+        raise UsageError("--draft-model without effect", got=f"--drafter {drafter}", expected="--drafter draft_model")
+    if params["num_draft_tokens"] == 0:
+        drafter, draft_model, options = "none", None, {}
+    return Load(
+        drafter=drafter,
+        draft_model=draft_model,
+        options=options,
+        **{name: params[name] for name in ("target", "verify", "backend", "dtype", "device", "context")},
+        **{name: params[name] for name in ("offline", "allow_pickle", "trust_remote_code")},
+    )
+
+
+def _drafter_options(params: Mapping[str, Any]) -> dict[str, str]:
+    options = dict(params["options"])
+    for name, key in SHORTCUTS.items():
+        if params[name] is None:
+            continue
+        value = str(params[name])
+        if options.setdefault(key, value) != value:
+            raise UsageError(
+                f"two values for the drafter's {key}",
+                got=f"{options[key]} and {value} (--{name.replace('_', '-')})",
+                do="give one of them",
+            )
+    return options
+
+
+def read_sampling(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of Sampling the user set; those alone differ from what the model recommends."""
+    overrides = {name: params[name] for name in SAMPLING if params[name] is not None}
+    if params["logit_bias"]:
+        overrides["logit_bias"] = dict(params["logit_bias"])
+    if params["greedy"] and overrides.setdefault("temperature", 0) != 0:
+        raise UsageError("--greedy contradicts --temperature", got=overrides["temperature"], do="give one of them")
+    Sampling(**overrides)
+    return overrides
+
+
+def read_limit(params: Mapping[str, Any]) -> int | None:
+    """Most tokens of an answer; None: until the context is full."""
+    return None if params["max_tokens"] == -1 else params["max_tokens"]

@@ -1,0 +1,186 @@
+"""A smaller model of the same tokenizer drafts: a chain with its real q, or a tree grown by path probability."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from speclocal.core.interfaces import Acceptance, Array, Limit, Scores, Target
+from speclocal.core.propose import perturb
+from speclocal.core.sampling import Sampler
+from speclocal.core.tree import DraftTree
+from speclocal.drafters import MOST_NODES, check_share, check_whole
+
+CATCH_UP = 32
+"""Tokens the draft model may be behind before they are processed as a prompt."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """depth: longest path.  topk: children of an expanded node; 1 drafts a chain.  nodes: most drafted tokens a round.
+
+    confidence: a path is not continued once the model gives it less than this probability (coupled rule only: under
+    the others, looking at drawn tokens before deciding what to check would change the law).
+    """
+
+    depth: int = 4
+    topk: int = 1
+    nodes: int = 16
+    confidence: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_whole("depth", self.depth, 0, MOST_NODES)
+        check_whole("nodes", self.nodes, 0, MOST_NODES)
+        check_whole("topk", self.topk, 1, MOST_NODES)
+        check_share("confidence", self.confidence)
+
+
+@dataclass
+class _Growth:
+    """A tree while it grows. Node 0 is the root; `score` is the log-probability of the path.
+
+    fed: nodes the draft model has processed, in order; `place[node]` is their position in that order.
+    q:   draft laws of the fed nodes, one array per pass.
+    """
+
+    tokens: list[int]
+    parents: list[int] = field(default_factory=lambda: [-1])
+    score: list[float] = field(default_factory=lambda: [0.0])
+    fed: list[int] = field(default_factory=list)
+    place: dict[int, int] = field(default_factory=dict)
+    q: list[Array] = field(default_factory=list)
+
+    def feed(self, nodes: Sequence[int]) -> DraftTree:
+        """Note that `nodes` are processed next; the tree of all fed nodes."""
+        for node in nodes:
+            self.place[node] = len(self.fed)
+            self.fed.append(node)
+        return DraftTree(
+            tuple(self.tokens[n] for n in self.fed),
+            tuple(self.place[self.parents[n]] if n else -1 for n in self.fed),
+        )
+
+
+class Drafter:
+    """Drives a `Target` as the draft model, with its own cache rolled back exactly."""
+
+    name = "draft_model"
+
+    def __init__(self, settings: Settings, model: Target, notify: Callable[[str], None] = lambda text: None):
+        self.settings, self.model, self._notify = settings, model, notify
+        self.limit = Limit(settings.depth, settings.nodes if settings.topk > 1 else settings.depth)
+        self._topk = settings.topk if model.trees else 1
+        self._tokens: list[int] = []
+        self._lead = 0
+        self._nodes: list[int] = []
+        self._told = False
+
+    def begin(self, tokens: Sequence[int], scores: Scores, sampler: Sampler) -> None:
+        self._tokens, self._sampler = list(tokens), sampler
+        if len(tokens) <= self.model.context:
+            self.model.prefill(self._tokens[:-1])
+
+    def draft(self, limit: Limit) -> DraftTree:
+        self._lead = 0
+        # The last drafted token is not fed, so the deepest one that is stands at position len(tokens) + depth - 2.
+        depth = min(limit.depth, self.model.context - len(self._tokens) + 1)
+        if depth <= 0 and limit.depth > 0 and not self._told:
+            self._told = True
+            self._notify(
+                f"the draft model's context of {self.model.context} tokens is full at {len(self._tokens)}: "
+                "decoding goes on without drafts"
+            )
+        if depth <= 0 or limit.nodes <= 0:
+            return DraftTree.chain(self._tokens[-1])
+        if len(self._tokens) - len(self.model.cached) > CATCH_UP:
+            self.model.prefill(self._tokens[:-1])
+        lead = self._tokens[len(self.model.cached) :]
+        self._lead = len(lead)
+        growth = _Growth([lead[-1]])
+        frontier = [0]
+        for level in range(depth):
+            laws = self._laws(growth, frontier, lead)
+            frontier = self._expand(growth, frontier, laws, level, limit.nodes)
+            if not frontier or level == depth - 1:
+                break
+        return self._select(growth, limit.nodes)
+
+    def _laws(self, growth: _Growth, frontier: Sequence[int], lead: Sequence[int]) -> Array:
+        """Feed the frontier to the model; its processed laws, [len(frontier), V] in the target's vocabulary."""
+        start = len(growth.fed)
+        fed = growth.feed(frontier)
+        # The model sees the tokens it is behind by as a chain above the root.
+        extra = len(lead) - 1
+        tree = DraftTree(
+            (*lead[:-1], *fed.tokens),
+            (*range(-1, extra - 1), *(p + extra if p >= 0 else extra - 1 for p in fed.parents)),
+        )
+        scores = self.model.score(tree, start + extra if start else 0)
+        logits = fit(self._sampler, scores.logits[-len(frontier) :])
+        return self._sampler.law(logits, fed, start)
+
+    def _expand(self, growth: _Growth, frontier: list[int], laws: Array, level: int, nodes: int) -> list[int]:
+        """Add the children of the frontier; returns those that are fed next."""
+        sampler, xp = self._sampler, self._sampler.ops.xp
+        draws = perturb(sampler, laws, level)
+        best, ids = sampler.ops.top(draws, min(self._topk, draws.shape[-1]))
+        best, ids, total = sampler.ops.to_host(best, ids, xp.logsumexp(draws, -1))
+        if not self._deterministic:
+            growth.q.append(sampler.probabilities(laws))
+        added = []
+        for row, node in enumerate(frontier):
+            for value, token in zip(best[row], ids[row], strict=True):
+                if value == -math.inf or (not self._free and len(growth.tokens) > nodes):
+                    continue
+                added.append(len(growth.tokens))
+                growth.tokens.append(token)
+                growth.parents.append(node)
+                growth.score.append(growth.score[node] + min(value - total[row], 0.0))
+        if not self._free:
+            return added
+        least = math.log(self.settings.confidence) if self.settings.confidence else -math.inf
+        promising = sorted((n for n in added if growth.score[n] >= least), key=lambda n: -growth.score[n])
+        return sorted(promising[: self._topk])
+
+    @property
+    def _deterministic(self) -> bool:
+        """Whether the drafts are a function of the text and of noise that verification may share."""
+        return self._sampler.rule == "coupled" or self._sampler.sampling.greedy
+
+    @property
+    def _free(self) -> bool:
+        """Whether nodes may be chosen by the tokens drawn. If not, the shape is fixed: breadth first."""
+        return self._deterministic
+
+    def _select(self, growth: _Growth, nodes: int) -> DraftTree:
+        """The `nodes` best paths as a tree to check."""
+        ranked = sorted(range(1, len(growth.tokens)), key=lambda n: (-growth.score[n], n)) if self._free else None
+        chosen = [0, *sorted(ranked[:nodes] if ranked is not None else range(1, len(growth.tokens)))]
+        number = {node: i for i, node in enumerate(chosen)}
+        self._nodes = [growth.place.get(node, -1) for node in chosen]
+        tokens = tuple(growth.tokens[n] for n in chosen)
+        parents = tuple(number[growth.parents[n]] if n else -1 for n in chosen)
+        if self._deterministic:
+            return DraftTree(tokens, parents)
+        ops = self._sampler.ops
+        q = ops.xp.concat(growth.q)
+        q = q[ops.array([max(place, 0) for place in self._nodes])]
+        return DraftTree(tokens, parents, q, "without-replacement" if self._topk > 1 else "iid")
+
+    def commit(self, tree: DraftTree, taken: Acceptance, scores: Scores) -> None:
+        if self._lead:
+            kept = [self._nodes[i] for i in taken.path if self._nodes[i] > 0]
+            self.model.commit([*range(1, self._lead), *(place + self._lead - 1 for place in kept)])
+        self._tokens.extend(taken.tokens(tree))
+
+
+def fit(sampler: Sampler, logits: Array) -> Array:
+    """Draft logits [n, V'] in the target's width V: padding ids cut off or added as impossible."""
+    width, ops = logits.shape[-1], sampler.ops
+    if width == sampler.width:
+        return logits
+    if width > sampler.width:
+        return logits[:, : sampler.width]
+    missing = ops.array([[-math.inf] * (sampler.width - width)] * logits.shape[0])
+    return ops.xp.concat([logits, missing], -1)
