@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -25,6 +27,20 @@ from speclocal.text import Text, first_difference
 Notify = Callable[[str], None]
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Importing the frameworks makes millions of objects that stay: not searching them for garbage saves a quarter."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was:
+            gc.enable()
+
+
+@_no_collection()
 def assemble(settings: Load, notify: Notify, progress: Progress | None) -> Engine:
     """Load everything `settings` names; SpeclocalError says what is wrong with it."""
     if settings.verify not in RULES:

@@ -321,6 +321,6 @@ def load(
     progress: Progress | None = None,
 ) -> Engine:
     """Load target and drafter. `notify` gets one-line notices (fallbacks, mismatches); `progress` sees downloads."""
-    from speclocal.assemble import assemble
+    from speclocal.assemble import assemble  # it needs this module
 
     return assemble(settings or Load(), notify or (lambda text: None), progress)

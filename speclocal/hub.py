@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from speclocal import wheel
-from speclocal.checks import check_path, choose, damaged, describe, gguf_problem, read_json, size_problem
+from speclocal.checks import PICKLES, check_path, choose, damaged, describe, gguf_problem, read_json, size_problem
 from speclocal.disk import Item, need_room, own_items
 from speclocal.errors import DownloadError, SpeclocalError, UsageError
 from speclocal.sources import Local, Policy, Progress, Repo, Silent, Source, Wheel, cache_folder
@@ -122,6 +122,8 @@ def _look_repo(source: Repo, policy: Policy) -> Local:
         wrong |= {name: problem} if (problem := gguf_problem(Path(probe))) else {}
     else:
         wrong |= damaged(folder)
+        if not any(folder.glob("*.safetensors")) and not any(file.suffix in PICKLES for file in folder.iterdir()):
+            wrong["weights"] = "are missing"
     if wrong:
         raise _AbsentError(f"{source} is not complete on this machine: {describe(wrong)}")
     path = Path(probe) if source.file else folder
@@ -140,7 +142,8 @@ def _plan(sources: Sequence[Source], policy: Policy, notify: Callable[[str], Non
         try:
             return _plan_one(source, policy)
         except _UnreachableError as error:
-            notify(f"{error.what}; trying {following}")
+            file = f" ({following.file})" if isinstance(following, Wheel) else ""
+            notify(f"{error.what}; trying {following}{file}")
     return _plan_one(last, policy)
 
 
@@ -309,9 +312,10 @@ def _refused(source: Repo, status: int, code: str | None) -> SpeclocalError:
 def hub_items() -> list[Item]:
     """What the cache of huggingface_hub holds: one item a model repository."""
     import huggingface_hub
+    from huggingface_hub import constants
 
     try:
-        repos = huggingface_hub.scan_cache_dir().repos
+        repos = huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE).repos
     except huggingface_hub.CacheNotFound:
         return []
     models = sorted((repo for repo in repos if repo.repo_type == "model"), key=lambda repo: repo.repo_id)

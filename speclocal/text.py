@@ -49,8 +49,7 @@ class Text:
             do = "download the model again"
             if "trust_remote_code" in str(error):
                 do = "its tokenizer is code of the repository: pass --trust-remote-code if you trust it"
-            got = str(error).strip().partition("\n")[0]
-            raise ModelError(f"cannot load the tokenizer of {folder}", got=got, do=do) from error
+            raise ModelError(f"cannot load the tokenizer of {folder}", got=_line(error), do=do) from error
         tokenizer.model_max_length = int(1e30)  # no warning here about long prompts: the engine checks the context
         return cls(tokenizer, folder)
 
@@ -78,11 +77,10 @@ class Text:
                 [dict(message) for message in messages], add_generation_prompt=generation, return_dict=False
             )
         except TemplateSyntaxError as error:
-            raise ModelError("the model's chat template cannot be read", got=error, do="use --raw") from error
+            raise ModelError("the model's chat template cannot be read", got=_line(error), do="use --raw") from error
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            raise UsageError(
-                "the model's chat template refuses these messages", got=error, do="or use --raw"
-            ) from error
+            do = "change the messages, or use --raw"
+            raise UsageError("the model's chat template refuses these messages", got=_line(error), do=do) from error
         return self._start_once(ids)
 
     def _start_once(self, ids: list[int]) -> list[int]:
@@ -174,8 +172,12 @@ def convert_gguf_tokenizer(path: Path) -> str:
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     except (OSError, ValueError, LookupError) as error:
-        raise ModelError(f"cannot convert the tokenizer of {path.name}", got=error) from error
+        raise ModelError(f"cannot convert the tokenizer of {path.name}", got=_line(error)) from error
     return tokenizer.backend_tokenizer.to_str()
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _before(dressed: list[int], bare: list[int]) -> list[int]:

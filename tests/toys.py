@@ -1,4 +1,4 @@
-"""Toy models: targets whose laws are a table or a hash of the prefix, and a drafter that draws from a law of its own."""
+"""Toy models: targets whose laws are a table or a hash of the prefix, and a drafter with a law of its own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
+from math import inf
 from typing import Any
 from zlib import crc32
 
@@ -13,7 +14,7 @@ from speclocal.core.budget import Budget
 from speclocal.core.decode import Round, decode
 from speclocal.core.interfaces import Acceptance, Limit, Ops, Scores
 from speclocal.core.noise import Purpose
-from speclocal.core.propose import perturb
+from speclocal.core.propose import propose
 from speclocal.core.sampling import Sampler, Sampling
 from speclocal.core.stop import Stop
 from speclocal.core.tree import DraftTree
@@ -34,6 +35,7 @@ def full(*widths: int) -> Shape:
     return (full(*widths[1:]),) * widths[0] if widths else ()
 
 
+WIDE = Limit(64, 10_000)
 RAGGED: Shape = (((), ((),)), (), ((),))
 """Three children: one with a leaf and a path below it, a leaf, one with a leaf."""
 
@@ -82,7 +84,8 @@ class ToyTarget:
 
     def commit(self, path: Sequence[int]) -> None:
         tree = self._tree
-        assert tree is not None and all(i < self._scored for i in path), "only scored nodes have rows to keep"
+        assert tree is not None
+        assert all(i < self._scored for i in path), "only scored nodes have rows to keep"
         assert [tree.parents[i] for i in path] == [0, *path][: len(path)], "a path goes from parent to child"
         self._tokens += [tree.tokens[0], *(tree.tokens[i] for i in path)]
         self._tree, self._scored = None, 0
@@ -180,14 +183,15 @@ class LawDrafter:
         sampler, ops = self._sampler, self._sampler.ops
         paths = [(*self._tokens, *(tree.tokens[i] for i in tree.path(n))) for n in range(start, len(tree))]
         law = sampler.law(single(ops, [self._row(h) for h in paths]), tree, start)
-        if self._siblings == "iid":
-            noise = sampler.noise.block(sampler.position + depth, max(width, 1), Purpose.DRAFT)
-            drawn = [[int(ops.xp.argmax(row + noise[r])) for r in range(width)] for row in law]
-            return law, drawn
-        scores = law if self._siblings == "one-hot" else perturb(sampler, law, depth)
-        best, ids = ops.to_host(*ops.top(scores, min(width, law.shape[-1])))
-        inside = float("-inf")
-        return law, [[t for s, t in zip(*pair, strict=True) if s > inside] for pair in zip(best, ids, strict=True)]
+        if self._siblings == "iid" and not sampler.sampling.greedy:
+            noise = [sampler.noise.block(sampler.position + depth, r, Purpose.DRAFT) for r in range(width)]
+            return law, [[int(ops.xp.argmax(row + own[0])) for own in noise] for row in law]
+        if self._siblings == "one-hot":
+            best, ids = ops.to_host(*ops.top(law, min(width, law.shape[-1])))
+        else:
+            best, ids, _ = ops.to_host(*propose(sampler, law, depth, width))
+        pairs = zip(best, ids, strict=True)
+        return law, [[t for s, t in zip(*pair, strict=True) if s > -inf] for pair in pairs]
 
 
 def generate(
@@ -198,7 +202,7 @@ def generate(
     max_tokens: int,
     *,
     rule: str = "coupled",
-    limit: Limit = Limit(64, 10_000),
+    limit: Limit = WIDE,
     end_ids: Sequence[int] = (),
     matches: Callable[[int], bool] = lambda token: False,
     **more: Any,

@@ -16,6 +16,7 @@ from speclocal.errors import ModelError
 def convert(path: Path, folder: Path) -> None:
     """Write config.json and model.safetensors into `folder`; in float32, which holds every value of a block exactly."""
     transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     except (ValueError, OSError, KeyError, NotImplementedError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,15 @@ def make_ops(device: torch.device) -> Ops:
         return [a.tolist() for a in arrays]
 
     def noise(
-        seed: int, positions: Sequence[int], purpose: Purpose, width: int, stream: int = 0, dtype: Any = torch.float32
+        seed: int,
+        positions: Sequence[int],
+        purpose: Purpose,
+        tokens: int | torch.Tensor,
+        stream: int = 0,
+        dtype: torch.dtype = torch.float32,
     ) -> torch.Tensor:
         words = _words_numpy if device.type == "cpu" else _words_device
-        return torch.stack([gumbel(torch, *words(seed, p, purpose, width, stream, device, dtype)) for p in positions])
+        return gumbel(torch, *words(seed, positions, purpose, tokens, stream, device, dtype))
 
     return Ops(
         xp=torch,
@@ -34,31 +40,58 @@ def make_ops(device: torch.device) -> Ops:
         noise=noise,
         top=lambda x, k: torch.topk(x, k, dim=-1),
         to_host=to_host,
-        on_host=device.type == "cpu",
+        support=_support if device.type == "cpu" else None,
     )
 
 
+def _support(law: torch.Tensor) -> torch.Tensor:
+    return torch.nonzero(law.amax(0) > -torch.inf)[:, 0]
+
+
+@lru_cache(maxsize=4)
+def _counters(width: int) -> np.ndarray:
+    return np.arange(width, dtype=np.uint32)
+
+
 def _words_numpy(
-    seed: int, position: int, purpose: Purpose, width: int, stream: int, device: torch.device, dtype: torch.dtype
+    seed: int,
+    positions: Sequence[int],
+    purpose: Purpose,
+    tokens: int | torch.Tensor,
+    stream: int,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> list[torch.Tensor]:
-    """Output words and complements as floats. numpy's unsigned arithmetic is the fastest here for one core's cache."""
-    real = np.float64 if dtype == torch.float64 else np.float32
-    scratch = np.empty(width, np.uint32)
+    """Output words and complements as floats. numpy's unsigned arithmetic is the fastest on a core's own cache."""
+    index = _counters(tokens) if isinstance(tokens, int) else tokens.numpy().astype(np.uint32)
+    x1 = np.empty((len(positions), len(index)), np.uint32)
+    x1[:] = index | np.uint32(purpose << 24)
+    x0 = np.empty_like(x1)
+    x0[:] = np.array([p & MASK for p in positions], np.uint32)[:, None]
+    scratch = np.empty_like(x1)
 
     def rotate(x: np.ndarray, r: int) -> np.ndarray:
         np.left_shift(x, r, out=scratch)
         np.right_shift(x, 32 - r, out=x)
         return np.bitwise_or(x, scratch, out=x)
 
-    x1 = np.arange(width, dtype=np.uint32)
-    x1 |= np.uint32(purpose << 24)
-    x0 = np.full(width, position & MASK, np.uint32)
-    w0, w1 = threefry(key_of(seed, stream), x0, x1, rotate, np.uint32, lambda x: x)
-    return [torch.from_numpy(w.astype(real)) for w in (w0, w1, ~w0, ~w1)]
+    key = key_of(seed, stream)
+    # One position after the other where rows are long: their words stay in the cache of a core.
+    if len(positions) > 1 and len(index) > 8192:
+        rows = [_words_numpy(seed, [p], purpose, tokens, stream, device, dtype) for p in positions]
+        return [torch.cat(parts) for parts in zip(*rows, strict=True)]
+    w0, w1 = threefry(key, x0, x1, rotate, np.uint32, lambda x: x)
+    return [torch.from_numpy(w).to(dtype) for w in (w0, w1, ~w0, ~w1)]
 
 
 def _words_device(
-    seed: int, position: int, purpose: Purpose, width: int, stream: int, device: torch.device, dtype: torch.dtype
+    seed: int,
+    positions: Sequence[int],
+    purpose: Purpose,
+    tokens: int | torch.Tensor,
+    stream: int,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> list[torch.Tensor]:
     """The same on a device: int32 wraps like 32-bit words, only right shifts and floats need the sign cleared."""
 
@@ -71,7 +104,8 @@ def _words_device(
     def real(x: torch.Tensor) -> torch.Tensor:
         return (x.to(torch.int64) & MASK).to(dtype)
 
-    x1 = torch.arange(width, dtype=torch.int32, device=device) | word(purpose << 24)
-    x0 = torch.full((width,), word(position & MASK), dtype=torch.int32, device=device)
+    index = torch.arange(tokens, device=device) if isinstance(tokens, int) else tokens
+    x1 = (index.to(torch.int32) | word(purpose << 24)).repeat(len(positions), 1)
+    x0 = torch.tensor([[word(p & MASK)] for p in positions], dtype=torch.int32, device=device).repeat(1, x1.shape[1])
     w0, w1 = threefry(key_of(seed, stream), x0, x1, rotate, word, lambda x: x)
     return [real(w) for w in (w0, w1, ~w0, ~w1)]

@@ -16,10 +16,11 @@ COMMANDS = {
 }
 
 
-@click.group(cls=Group, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("speclocal", cls=Group, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="speclocal", message="%(prog)s %(version)s")
 @debug_option
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """Exact speculative decoding for language models on your own machine.
 
     A small guesser drafts tokens, the model checks them all in one pass: the same answer, sooner.
@@ -29,3 +30,5 @@ def main() -> None:
       speclocal chat --target smollm2-135m --drafter ngram
       speclocal models
     """
+    if isinstance(context.command, Group):
+        context.default_map = context.command.settings(context)

@@ -5,23 +5,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from speclocal.ui.interrupt import Interrupt
+from speclocal.ui.progress import DownloadBar
 from speclocal.ui.stream import StreamView
-from speclocal.ui.terminal import Terminal
+from speclocal.ui.terminal import Spinner, Terminal
 
 if TYPE_CHECKING:
     from speclocal.core.sampling import Sampling
     from speclocal.engine import Answer, Engine, Load, Request
 
 
+class _Downloads(DownloadBar):
+    """The bar of a download takes the place of the spinner."""
+
+    def __init__(self, terminal: Terminal, spinner: Spinner):
+        super().__init__(terminal.err.console)
+        self._spinner = spinner
+
+    def start(self, description: str, total: int | None) -> None:
+        self._spinner.hide()
+        super().start(description, total)
+
+
 def open_engine(terminal: Terminal, settings: Load) -> Engine:
     """Load target and drafter; notices, downloads and progress on stderr."""
     from speclocal import engine
 
-    with terminal.status(f"loading {settings.target}"):
-        made = engine.load(settings, notify=terminal.note)
+    with terminal.status(f"loading {settings.target}") as spinner:
+        bar = None if terminal.quiet else _Downloads(terminal, spinner)
+        made = engine.load(settings, notify=terminal.note, progress=bar)
     header = made.header
     terminal.detail(describe(header))
-    terminal.detail(f"context {header.context} tokens, ends at {', '.join(header.end_tokens) or 'no end token'}")
+    ends = " ".join(header.end_tokens) or "no token"
+    terminal.detail(f"context {header.context} tokens, vocabulary {header.vocabulary}, answers end at {ends}")
     return made
 
 

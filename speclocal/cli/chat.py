@@ -57,7 +57,7 @@ def chat(context: click.Context, /, **params: Any) -> None:
     from speclocal.ui.prompt import open_prompt
 
     terminal = open_terminal(context, params)
-    overrides, limit, load = read_sampling(params), read_limit(params), read_load(params)
+    overrides, limit, load = read_sampling(context, params), read_limit(params), read_load(context, params)
     engine = open_engine(terminal, load)
     terminal.remark((describe(engine.header), None))
     terminal.remark(("Enter sends, /help explains, /exit leaves", None))

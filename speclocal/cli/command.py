@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
+from speclocal import config
 from speclocal.errors import SpeclocalError
 from speclocal.ui.terminal import Terminal
 
@@ -81,12 +84,26 @@ class Group(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
+    def settings(self, context: click.Context) -> dict[str, dict[str, Any]]:
+        """What the environment and the user file set, by command; click ranks it between flags and defaults."""
+        commands = {name: self.get_command(context, name) for name in self._table}
+        options = {
+            name: [p for p in command.params if isinstance(p, Option) and p.section != "Prompt"]
+            for name, command in commands.items()
+            if isinstance(command, Command)
+        }
+        names = {command: [str(p.name) for p in params] for command, params in options.items()}
+        return config.defaults(names, {str(p.name) for params in options.values() for p in params if p.multiple})
+
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **extra: Any) -> Any:
         """Run and exit: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
         session = extra["obj"] = extra.get("obj") or Session()
         extra["standalone_mode"] = False
         try:
             code = super().main(args, prog_name or "speclocal", **extra)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            code = error.exit_code
         except (SpeclocalError, click.ClickException, MemoryError, OSError) as error:
             if session.debug:
                 raise
@@ -94,11 +111,20 @@ class Group(click.Group):
             terminal.restore()
             terminal.error(explain(error))
             code = getattr(error, "exit_code", 1)
+            _drop_unwritten()
         except click.Abort:
             if session.terminal:
                 session.terminal.restore()
             code = INTERRUPTED
         raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _drop_unwritten() -> None:
+    """Text that stdout cannot take must not fail once more when Python flushes it at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def explain(error: BaseException) -> str:

@@ -57,7 +57,7 @@ def generate(context: click.Context, /, **params: Any) -> None:
     """
     terminal = open_terminal(context, params)
     prompt = read_prompt(params["prompt"], params["file"], params["raw"], params["system"])
-    overrides, limit, load = read_sampling(params), read_limit(params), read_load(params)
+    overrides, limit, load = read_sampling(context, params), read_limit(params), read_load(context, params)
     from speclocal.engine import Request
 
     engine = open_engine(terminal, load)
@@ -93,7 +93,7 @@ def read_prompt(argument: str | None, file: Path | None, raw: bool, system: str 
         raise UsageError("no prompt", do='try: speclocal generate "Why is the sky blue?", or speclocal chat')
     else:
         text = _decode(sys.stdin.buffer.read(), "stdin", raw)
-    if not text:
+    if not text and not raw:  # raw, it may still start from the model's start token: the engine knows
         raise UsageError("the prompt is empty", expected="some text")
     if system is None:
         return text
@@ -144,6 +144,7 @@ def as_dict(answer: Answer, header: Header) -> dict[str, Any]:
             "device": header.device,
             "dtype": header.dtype,
             "context": header.context,
+            "vocabulary": header.vocabulary,
             "end_tokens": list(header.end_tokens),
         },
     }

@@ -7,6 +7,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from speclocal.cli.command import Option, Session, debug_option
 from speclocal.core.sampling import Sampling
@@ -237,47 +238,67 @@ def open_terminal(context: click.Context, params: Mapping[str, Any]) -> Terminal
     return terminal
 
 
-def read_load(params: Mapping[str, Any]) -> Load:
+def _typed(context: click.Context, name: str) -> bool:
+    """True if the option was written on the command line, which beats the environment and the user file."""
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def read_load(context: click.Context, params: Mapping[str, Any]) -> Load:
     """What to load, from the model options."""
     from speclocal.engine import Load
 
-    drafter, draft_model, options = params["drafter"], params["draft_model"], _drafter_options(params)
-    drafter = drafter or ("draft_model" if draft_model else "ngram")
-    if draft_model and drafter.partition(":")[0] != "draft_model":
-        raise UsageError("--draft-model without effect", got=f"--drafter {drafter}", expected="--drafter draft_model")
-    if params["num_draft_tokens"] == 0:
-        drafter, draft_model, options = "none", None, {}
+    plain = params["num_draft_tokens"] == 0
     return Load(
-        drafter=drafter,
-        draft_model=draft_model,
-        options=options,
+        drafter="none" if plain else _drafter(context, params),
+        options={} if plain else _drafter_options(context, params),
         **{name: params[name] for name in ("target", "verify", "backend", "dtype", "device", "context")},
         **{name: params[name] for name in ("offline", "allow_pickle", "trust_remote_code")},
     )
 
 
-def _drafter_options(params: Mapping[str, Any]) -> dict[str, str]:
-    options = dict(params["options"])
-    for name, key in SHORTCUTS.items():
-        if params[name] is None:
-            continue
-        value = str(params[name])
-        if options.setdefault(key, value) != value:
+def _drafter(context: click.Context, params: Mapping[str, Any]) -> str:
+    """`method` or `method:source`; `--draft-model` is a source for the draft_model method."""
+    drafter, model = params["drafter"], params["draft_model"]
+    names = [name for name in ("drafter", "draft_model") if params[name]]
+    if len(names) == 2 and drafter != "draft_model":
+        typed = [name for name in names if _typed(context, name)]
+        if len(typed) == 2:
             raise UsageError(
-                f"two values for the drafter's {key}",
-                got=f"{options[key]} and {value} (--{name.replace('_', '-')})",
-                do="give one of them",
+                "--draft-model without effect", got=f"--drafter {drafter}", expected="--drafter draft_model"
             )
-    return options
+        if typed == ["drafter"]:
+            return str(drafter)
+    return f"draft_model:{model}" if model else drafter or "ngram"
 
 
-def read_sampling(params: Mapping[str, Any]) -> dict[str, Any]:
+def _drafter_options(context: click.Context, params: Mapping[str, Any]) -> dict[str, str]:
+    result: dict[str, str] = {}
+    for typed in (False, True):
+        layer = dict(params["options"]) if typed is _typed(context, "options") else {}
+        for name, key in SHORTCUTS.items():
+            if params[name] is None or typed is not _typed(context, name):
+                continue
+            value = str(params[name])
+            if layer.setdefault(key, value) != value:
+                option = "--" + name.replace("_", "-")
+                raise UsageError(
+                    f"two values for the drafter's {key}",
+                    got=f"{layer[key]} and {value} ({option})",
+                    do="give one of them",
+                )
+        result |= layer
+    return result
+
+
+def read_sampling(context: click.Context, params: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of Sampling the user set; those alone differ from what the model recommends."""
     overrides = {name: params[name] for name in SAMPLING if params[name] is not None}
     if params["logit_bias"]:
         overrides["logit_bias"] = dict(params["logit_bias"])
-    if params["greedy"] and overrides.setdefault("temperature", 0) != 0:
-        raise UsageError("--greedy contradicts --temperature", got=overrides["temperature"], do="give one of them")
+    if params["greedy"]:
+        if overrides.get("temperature") and _typed(context, "temperature"):
+            raise UsageError("--greedy contradicts --temperature", got=overrides["temperature"], do="give one of them")
+        overrides["temperature"] = 0
     Sampling(**overrides)
     return overrides
 

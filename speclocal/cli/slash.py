@@ -72,7 +72,7 @@ def understand(message: Message) -> Command | Mistyped | str:
     name = ALIASES.get(name, name)
     if name in COMMANDS:
         return Command(name, rest.strip())
-    near = difflib.get_close_matches(word.lower(), NAMES, n=1)
+    near = difflib.get_close_matches(word.lower(), NAMES, n=1, cutoff=0.7)
     guess = f" (did you mean {near[0]}?)" if near else ""
     return Mistyped(
         f"no command {word}{guess}; nothing was sent. /help lists commands; a space in front sends it as it is"

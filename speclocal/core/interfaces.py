@@ -27,11 +27,12 @@ class Ops:
     xp:      the framework itself (`torch` or `mlx.core`), limited to names both spell alike.
     array:   (nested Python numbers) -> device array; ints become int32/int64, floats float32, bools bool.
     arange:  (n) -> device [n] integers.
-    noise:   (seed, positions, purpose, width, stream) -> device [len(positions), width] float32 Gumbel noise keyed as
-             in `core.noise`.
+    noise:   (seed, positions, purpose, tokens, stream) -> device [len(positions), K] float32 Gumbel noise keyed as in
+             `core.noise`; `tokens` is an index array [K], or a number for the first so many.
     top:     (x [N, V], k) -> the k largest values of each row, descending [N, k], and their indices.
     to_host: (*arrays) -> the same as nested Python lists. The only synchronisation point.
-    on_host: True where arrays live in host memory, so that looking at a value costs nothing.
+    support: (law [N, V]) -> indices of the columns that are not -inf in every row; None where arrays do not live in
+             host memory, so that looking at a value would be another synchronisation.
     """
 
     xp: Any
@@ -40,7 +41,7 @@ class Ops:
     noise: Callable[..., Array]
     top: Callable[[Array, int], tuple[Array, Array]]
     to_host: Callable[..., list[Any]]
-    on_host: bool = False
+    support: Callable[[Array], Array] | None = None
 
 
 @dataclass(frozen=True)

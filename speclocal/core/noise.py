@@ -6,7 +6,7 @@ purpose << 24 | index). `position` is the absolute index of the token being draw
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -106,10 +106,15 @@ class Noise:
             return self._rows[purpose, position][None]
         return self._ops.xp.stack([self._rows[purpose, p] for p in range(position, position + count)])
 
-    def block(self, position: int, count: int, purpose: Purpose) -> Array:
-        """Device [count, V]: `count` vectors that all belong to one position (running number x V + token)."""
-        made = self._ops.noise(self._seed, [position], purpose, count * self._width, self._stream)
-        return made.reshape(count, self._width)
+    def at(self, positions: Sequence[int], purpose: Purpose, tokens: Array) -> Array:
+        """Device [len(positions), K]: noise of few tokens, made anew each time."""
+        return self._ops.noise(self._seed, positions, purpose, tokens, self._stream)
+
+    def block(self, position: int, number: int, purpose: Purpose, tokens: Array | None = None) -> Array:
+        """Device [1, K]: vector `number` of those that belong to one position (index: number x V + token)."""
+        if tokens is None:
+            tokens = self._ops.arange(self._width)
+        return self._ops.noise(self._seed, [position], purpose, tokens + number * self._width, self._stream)
 
     def coin(self, position: int, index: int) -> float:
         """The acceptance coin number `index` of a position."""

@@ -11,17 +11,14 @@ if TYPE_CHECKING:
     from speclocal.core.sampling import Sampler
 
 
-def perturb(sampler: Sampler, law: Array, depth: int) -> Array:
-    """Scores whose k best tokens, in order, are the children of nodes at `depth`: [N, V], like `law`.
+def propose(sampler: Sampler, law: Array, depth: int, k: int) -> tuple[Array, Array, Array]:
+    """Children of nodes at `depth`, best first: their scores [N, k], tokens [N, k], and the rows' logsumexp [N].
 
-    Temperature 0: the law itself. Coupled: with the noise the target will draw with, so that drafts hit its draw.
-    Rejection and block: with private noise, which makes the k best a sample without replacement from q in draw order.
+    law: [N, V] processed draft laws. Temperature 0: the k best tokens. Coupled: the k best with the noise the target
+    will draw with, so that drafts hit its draw. Rejection and block: with private noise, which makes the k best a
+    sample without replacement from q, in draw order.
     """
-    if sampler.sampling.greedy:
-        return law
-    if sampler.rule == "coupled":
-        return law + sampler.noise.rows(sampler.position + depth, 1)
-    if sampler.rule == "rejection":
-        return law + sampler.noise.rows(sampler.position + depth, 1, Purpose.DRAFT)
-    # Block verification decides positions again in later rounds: the key is the round's first position.
-    return law + sampler.noise.block(sampler.position, depth + 1, Purpose.DRAFT)[depth][None]
+    purpose = Purpose.TARGET if sampler.rule == "coupled" else Purpose.DRAFT
+    scores, tokens = sampler.race(law, [depth] * law.shape[0], purpose)
+    best, columns = sampler.ops.top(scores, min(k, scores.shape[-1]))
+    return best, columns if tokens is None else tokens[columns], sampler.ops.xp.logsumexp(scores, -1)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from speclocal.core.noise import Noise
+from speclocal.core.noise import Noise, Purpose
 from speclocal.errors import UsageError
 
 if TYPE_CHECKING:
@@ -148,6 +148,36 @@ class Sampler:
         best = xp.argmax(law, -1)
         return xp.where(self.ops.arange(law.shape[-1])[None, :] == best[:, None], 1.0, 0.0)
 
+    def race(self, law: Array, depths: Sequence[int], purpose: Purpose) -> tuple[Array, Array | None]:
+        """Law + noise of the position `depths[i]` tokens on, per row: the argmax of a row is a draw from its law.
+
+        Returns scores [N, K] and the tokens [K] of their columns, None for all of them: where most tokens are cut off,
+        noise is made for the others only. At temperature 0 there is no noise.
+        """
+        if self.sampling.greedy:
+            return law, None
+        tokens = self.ops.support(law) if self.ops.support and self._truncating else None
+        if tokens is not None:
+            law = law[:, tokens]
+        if self.rule == "block":
+            # Bottom-up rules decide positions again in later rounds: the round's first position is the key.
+            noise = [self.noise.block(self.position, d, purpose, tokens) for d in range(max(depths) + 1)]
+            return law + self.ops.xp.concat([noise[d] for d in depths]), tokens
+        first, count = min(depths), max(depths) - min(depths) + 1
+        if tokens is not None:
+            made = self.noise.at(range(self.position + first, self.position + first + count), purpose, tokens)
+        else:
+            made = self.noise.rows(self.position + first, count, purpose)
+        rows = [d - first for d in depths]
+        if count > 1 and rows != list(range(count)):
+            made = made[self.ops.array(rows)]
+        return law + made, tokens
+
+    @property
+    def _truncating(self) -> bool:
+        s = self.sampling
+        return s.top_k > 0 or s.top_p < 1 or s.min_p > 0
+
     def _penalise(self, x: Array, tree: DraftTree, start: int) -> Array:
         s, ops = self.sampling, self.ops
         ids, counts = list(self._seen), list(self._seen.values())
@@ -219,7 +249,7 @@ class Sampler:
     def _nucleus_floor_unbounded(self, x: Array) -> Array:
         """As above over the whole row. Where looking costs nothing, few hundred best tokens usually suffice."""
         xp, ops, width = self.ops.xp, self.ops, x.shape[-1]
-        for k in (256, 4096) if ops.on_host else ():
+        for k in (256, 4096) if ops.support else ():
             if k >= width:
                 break
             best, _ = ops.top(x, k)

@@ -46,15 +46,10 @@ def coupled(law: Array, tree: DraftTree, sampler: Sampler) -> Acceptance:
 
 
 def draw(law: Array, tree: DraftTree, sampler: Sampler, purpose: Purpose) -> Array:
-    """One token per node, [N]: the argmax of law + noise of the node's position; plain argmax at temperature 0."""
-    xp = sampler.ops.xp
-    if sampler.sampling.greedy:
-        return xp.argmax(law, -1)
-    depth = tree.depth
-    noise = sampler.noise.rows(sampler.position, max(depth) + 1, purpose)
-    if not tree.is_chain:
-        noise = noise[sampler.ops.array(list(depth))]
-    return xp.argmax(law + noise, -1)
+    """One token per node, [N]: a draw from its law, keyed by the node's position; the argmax at temperature 0."""
+    scores, tokens = sampler.race(law, tree.depth, purpose)
+    best = sampler.ops.xp.argmax(scores, -1)
+    return best if tokens is None else tokens[best]
 
 
 def rejection(law: Array, tree: DraftTree, sampler: Sampler) -> Acceptance:
@@ -127,10 +122,10 @@ def block(law: Array, tree: DraftTree, sampler: Sampler) -> Acceptance:
         raise UsageError("block verification checks sampled chains", expected="a drafter that draws a chain from its q")
     ops, noise, position = sampler.ops, sampler.noise, sampler.position
     thresholds, left = block_thresholds(ops, sampler.probabilities(law), tree)
-    scores = ops.xp.log(left)
-    if not sampler.sampling.greedy:
-        scores = scores + noise.block(position, 1, Purpose.RESIDUAL)
-    t, last = ops.to_host(thresholds, ops.xp.argmax(scores, -1))
+    # One last token is drawn a round, so the nodes may share the noise of the round's first position.
+    scores, tokens = sampler.race(ops.xp.log(left), [0] * len(tree), Purpose.RESIDUAL)
+    last = ops.xp.argmax(scores, -1)
+    t, last = ops.to_host(thresholds, last if tokens is None else tokens[last])
     return longest(tree, [noise.coin(position, i) < t[i] for i in range(len(t))], last)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from speclocal.core.interfaces import Acceptance, Array, Limit, Scores, Target
-from speclocal.core.propose import perturb
+from speclocal.core.propose import propose
 from speclocal.core.sampling import Sampler
 from speclocal.core.tree import DraftTree
 from speclocal.drafters import MOST_NODES, check_share, check_whole
@@ -122,10 +122,8 @@ class Drafter:
 
     def _expand(self, growth: _Growth, frontier: list[int], laws: Array, level: int, nodes: int) -> list[int]:
         """Add the children of the frontier; returns those that are fed next."""
-        sampler, xp = self._sampler, self._sampler.ops.xp
-        draws = perturb(sampler, laws, level)
-        best, ids = sampler.ops.top(draws, min(self._topk, draws.shape[-1]))
-        best, ids, total = sampler.ops.to_host(best, ids, xp.logsumexp(draws, -1))
+        sampler = self._sampler
+        best, ids, total = sampler.ops.to_host(*propose(sampler, laws, level, self._topk))
         if not self._deterministic:
             growth.q.append(sampler.probabilities(laws))
         added = []

@@ -16,6 +16,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.layout.processors import TabsProcessor
 from prompt_toolkit.output import create_output
+from prompt_toolkit.utils import is_dumb_terminal
 
 from speclocal.errors import UsageError
 
@@ -105,7 +106,8 @@ class Editor:
             completer=WordCompleter(list(commands), sentence=True),
             prompt_continuation="… " if "utf" in (sys.stderr.encoding or "").lower() else ". ",
             input_processors=[TabsProcessor(char1=" ", char2=" ")],
-            output=create_output(always_prefer_tty=True),  # stdout may be a pipe; the prompt belongs on the terminal
+            # stdout may be a pipe; the prompt belongs on the terminal. A dumb one is served if no output is named.
+            output=None if is_dumb_terminal() else create_output(always_prefer_tty=True),
         )
 
     def read(self, default: str = "", multi: bool = False) -> Message:

@@ -19,16 +19,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.cli.fake_engine import FakeEngine
+
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-
-from fake_engine import FakeEngine  # noqa: E402
-
 SGR = re.compile(r"\x1b\[[\d;]*m")
 ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[=>])")
 
 
-@pytest.fixture()
+@pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     """A known environment for child processes."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "PYTHON", "SPECLOCAL"))}
@@ -39,28 +37,33 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "TERM": "xterm-256color",
         "XDG_STATE_HOME": str(tmp_path / "state"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "HOME": str(tmp_path),
         "PROMPT_TOOLKIT_NO_CPR": "1",
         "OMP_NUM_THREADS": "1",
     }
 
 
-@pytest.fixture()
+@pytest.fixture
 def command() -> list[str]:
     """speclocal with the fake engine, as another process."""
     return [sys.executable, str(HERE / "fake_engine.py")]
 
 
-@pytest.fixture()
-def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeEngine:
     """The fake engine, in place of a real one in this process."""
     fake = FakeEngine()
     monkeypatch.setattr("speclocal.engine.load", lambda *args, **kwargs: fake.load(*args, **kwargs))
-    for name in ("NO_COLOR", "FORCE_COLOR", "SPECLOCAL_DEBUG"):
-        monkeypatch.delenv(name, raising=False)
+    for name in os.environ:
+        if name.startswith("SPECLOCAL_") or name in ("NO_COLOR", "FORCE_COLOR"):
+            monkeypatch.delenv(name)
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
     return fake
 
 
-@pytest.fixture()
+@pytest.fixture
 def run(engine: FakeEngine) -> Callable[..., Result]:
     """Run a command line in this process with pipes: `run("generate", "hi", input="")`."""
 
@@ -79,6 +82,7 @@ class Console:
         self._master, slave = pty.openpty()
         self.resize(columns, lines)
         self.output = ""
+        self._seen = 0
         self.process = subprocess.Popen(
             args,
             env=env,
@@ -101,10 +105,12 @@ class Console:
 
     def expect(self, text: str, seconds: float = 15.0) -> None:
         """Wait until `text` was shown after what earlier calls waited for."""
-        start = getattr(self, "_seen", 0)
+        start = self._seen
         deadline = time.monotonic() + seconds
         while (at := self.text.find(text, start)) < 0:
-            assert time.monotonic() < deadline and self._read(0.1), f"no {text!r} in:\n{self.text[start:]}"
+            running = self._read(0.1)
+            assert running, f"ended without {text!r}:\n{self.text[start:]}"
+            assert time.monotonic() < deadline, f"no {text!r} in:\n{self.text[start:]}"
         self._seen = at + len(text)
 
     def wait(self, seconds: float = 15.0) -> int:
@@ -132,7 +138,7 @@ class Console:
         os.close(self._master)
 
 
-@pytest.fixture()
+@pytest.fixture
 def console(command: list[str], environment: dict[str, str]) -> Iterator[Callable[..., Console]]:
     """Start speclocal on a terminal: `console("chat", FAKE="...", columns=40)`; capitals are environment."""
     opened: list[Console] = []
@@ -147,7 +153,7 @@ def console(command: list[str], environment: dict[str, str]) -> Iterator[Callabl
         one.close()
 
 
-@pytest.fixture()
+@pytest.fixture
 def spawn(command: list[str], environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[bytes]]:
     """Run speclocal as another process with pipes; capitals are environment."""
 

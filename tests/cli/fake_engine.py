@@ -24,7 +24,7 @@ SKY = (
     Step((Piece(" because air", ACCEPTED), Piece(" scatters", BONUS)), ""),
     Step((Piece(" short waves", ACCEPTED), Piece(".", RECOVERED)), ", says\nhe"),
 )
-HEADER = Header("fake", "0123456789abcdef", "torch", "cpu", "float32", 2048, "ngram", "coupled", ("<end>",), ())
+HEADER = Header("fake", "0123456789abcdef", "torch", "cpu", "float32", 2048, "ngram", "coupled", ("<end>",), "96", ())
 
 
 def steps(*texts: str, origin: Origin = ACCEPTED) -> tuple[Step, ...]:
@@ -127,13 +127,19 @@ class FakeEngine:
 
 
 def main() -> None:
-    """The program. FAKE is a JSON object of texts, delay and prefill (seconds a step)."""
+    """The program. FAKE is a JSON object of texts, and seconds: load, prefill and delay (of each step)."""
     import speclocal.engine
     from speclocal.cli import main as cli
 
     plan = json.loads(os.environ.get("FAKE", "{}"))
     script = steps(*plan["texts"]) if "texts" in plan else SKY
-    speclocal.engine.load = FakeEngine(script, delay=plan.get("delay", 0), prefill=plan.get("prefill", 0)).load
+    fake = FakeEngine(script, delay=plan.get("delay", 0), prefill=plan.get("prefill", 0))
+
+    def load(*args: Any, **kwargs: Any) -> FakeEngine:
+        time.sleep(plan.get("load", 0))
+        return fake.load(*args, **kwargs)
+
+    speclocal.engine.load = load  # type: ignore[assignment]
     cli(sys.argv[1:])
 
 

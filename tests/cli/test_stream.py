@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_engine import ACCEPTED, BONUS, PLAIN, RECOVERED, SKY, FakeEngine, steps
 from rich.color import ColorSystem
 
 from speclocal.core.interfaces import Origin
@@ -17,6 +16,7 @@ from speclocal.core.stats import Seconds, Stats
 from speclocal.engine import Answer, Piece, Request, Step
 from speclocal.ui.stream import LOOKS, REJECTED, StreamView, summary
 from speclocal.ui.terminal import Terminal
+from tests.cli.fake_engine import ACCEPTED, BONUS, PLAIN, RECOVERED, SKY, FakeEngine, steps
 
 SGR = re.compile(r"\x1b\[[\d;]*m")
 COLORS = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
@@ -162,7 +162,12 @@ def answer(text: str = "", finish: str = "stop", cached: int = 0, **stats: Any) 
 
 def test_summary_says_everything_in_one_line() -> None:
     made = answer(
-        cached=8, tokens=128, rounds=40, drafted=120, accepted=88, seconds=Seconds(0.5, draft=0.2, verify=3.6, other=0.2)
+        cached=8,
+        tokens=128,
+        rounds=40,
+        drafted=120,
+        accepted=88,
+        seconds=Seconds(0.5, draft=0.2, verify=3.6, other=0.2),
     )
     assert summary(made) == (
         "128 tokens · 32.0 tokens/s · 40 rounds · mean accepted length 3.20 · acceptance 73%"

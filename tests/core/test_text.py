@@ -105,7 +105,9 @@ def streamed(text: Text, ids: list[int]) -> list[str]:
 @given(data=st.data())
 def test_joined_pieces_are_the_text_of_all_ids(texts: dict[str, Text], kind: str, data: st.DataObject) -> None:
     text = texts[kind]
-    some = data.draw(st.lists(st.integers(0, text.size - 1), min_size=1, max_size=6))  # repeats make runs likely
+    # Few different ids, so that runs are likely, and often the last ones, where the pieces and the added tokens are.
+    one = st.integers(0, text.size - 1) | st.integers(max(0, text.size - 14), text.size - 1)
+    some = data.draw(st.lists(one, min_size=1, max_size=6))
     any_id = st.sampled_from(some) | st.integers(0, text.size + 3)
     ids = data.draw(st.lists(any_id, max_size=80))
     assert "".join(streamed(text, ids)) == text.decode(ids)
@@ -168,6 +170,13 @@ def test_special_tokens_are_hidden_and_other_added_tokens_are_shown(texts: dict[
     ids = text.encode("<s>a<think>née→</s>")
     assert [text.token(id) for id in ids] == ["<s>", "a", "<think>", "née→", "</s>"]
     assert streamed(text, ids) == ["", "a", "<think>", "née→", "", ""]
+
+
+@pytest.mark.parametrize(("strip", "expected"), [(0, "   the"), (1, "  the"), (2, " the")])
+def test_leading_spaces_go_once(texts: dict[str, Text], strip: int, expected: str) -> None:
+    text = texts[["byte fallback", "byte fallback, one space stripped", "byte fallback, two spaces stripped"][strip]]
+    ids = [text._backend.token_to_id(token) for token in ("▁", "</s>", "▁", "▁the")]
+    assert "".join(streamed(text, ids)) == text.decode(ids) == expected
 
 
 def test_detokenizers_of_one_text_do_not_share_state(texts: dict[str, Text]) -> None:
@@ -235,6 +244,11 @@ def test_nothing_of_a_stop_leaks_and_false_starts_are_released() -> None:
 def test_the_stop_that_comes_first_in_the_text_wins() -> None:
     assert feed(["pier", "boat"], ["a red boat at the pier"])[0] == "a red "
     assert feed(["pier", "boat"], ["a pier with a red boat"])[0] == "a "
+
+
+def test_the_cut_does_not_depend_on_chunks_where_stops_overlap() -> None:
+    assert feed(["abcd", "bc"], ["abcd"])[0] == feed(["abcd", "bc"], [*"abcd"])[0] == "a"
+    assert feed(["bc", "abc"], ["xabc"])[0] == feed(["bc", "abc"], [*"xabc"])[0] == "x"
 
 
 def test_nothing_comes_after_a_stop() -> None:
