@@ -185,9 +185,9 @@ class LawDrafter:
         law = sampler.law(single(ops, [self._row(h) for h in paths]), tree, start)
         if self._siblings == "iid" and not sampler.sampling.greedy:
             noise = [sampler.noise.block(sampler.position + depth, r, Purpose.DRAFT) for r in range(width)]
-            return law, [[int(ops.xp.argmax(row + own[0])) for own in noise] for row in law]
+            return law, [[int(ops.xp.argmax(row + own[0])) for own in noise] for row in sampler.full(law)]
         if self._siblings == "one-hot":
-            best, ids = ops.to_host(*ops.top(law, min(width, law.shape[-1])))
+            best, ids = ops.to_host(*ops.top(sampler.full(law), min(width, sampler.width)))
         else:
             best, ids, _ = ops.to_host(*propose(sampler, law, depth, width))
         pairs = zip(best, ids, strict=True)

@@ -110,12 +110,12 @@ class TreeCache(Cache):
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep the root and the nodes of `path`: only rows that are not yet in place move, and nothing else."""
-        moves = [(self.length + node, self.length + 1 + i) for i, node in enumerate(path) if node != i + 1]
-        if moves:
-            source = torch.tensor([m[0] for m in moves], device=self._keys[0].device)
-            first, last = moves[0][1], moves[-1][1] + 1
-            for buffer in (*self._keys, *self._values):
-                buffer[:, :, first:last] = buffer[:, :, source]
+        buffers = (*self._keys, *self._values)
+        for i, node in enumerate(path, 1):
+            if node != i:
+                # Rows only move towards the front, in order, so none is overwritten before it has moved.
+                new, old = self.length + i, self.length + node
+                torch._foreach_copy_([b[:, :, new] for b in buffers], [b[:, :, old] for b in buffers])
         self.length += 1 + len(path)
 
     def truncate(self, length: int) -> None:

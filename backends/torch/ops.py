@@ -44,8 +44,8 @@ def make_ops(device: torch.device) -> Ops:
     )
 
 
-def _support(law: torch.Tensor) -> torch.Tensor:
-    return torch.nonzero(law.amax(0) > -torch.inf)[:, 0]
+def _support(scores: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
+    return torch.nonzero((scores - floor).amax(0) >= 0)[:, 0]
 
 
 @lru_cache(maxsize=4)

@@ -15,7 +15,6 @@ from speclocal.cli.command import Command, Option, explain
 from speclocal.cli.options import (
     SAMPLING,
     model_options,
-    number,
     open_terminal,
     output_options,
     read_limit,
@@ -23,6 +22,7 @@ from speclocal.cli.options import (
     read_sampling,
     sampling_options,
 )
+from speclocal.cli.values import number
 from speclocal.core.sampling import Sampling
 from speclocal.errors import SpeclocalError, UsageError
 from speclocal.ui.stream import StreamView, summary
@@ -93,14 +93,15 @@ class Chat:
         while self._open:
             try:
                 message = self._prompt.read(draft)
-                draft, warned = self._handle(message), False
+            except EOFError:
+                return
             except KeyboardInterrupt:
                 if warned:
                     return
                 draft, warned = "", True
                 self._terminal.note("Ctrl-C again, Ctrl-D or /exit leaves")
-            except EOFError:
-                return
+                continue
+            draft, warned = self._handle(message), False
 
     def _handle(self, message: Message) -> str:
         """Do what a line asks for; returns the text to offer for editing next."""
@@ -226,7 +227,10 @@ class Chat:
         self._terminal.note(f"{len(self._messages)} messages from {path}")
 
     def _do_multi(self, _: str) -> str:
-        text = self._prompt.read(multi=True).text
+        try:
+            text = self._prompt.read(multi=True).text
+        except (KeyboardInterrupt, EOFError):
+            return ""
         return self._say(text, self._messages) if text.strip() else ""
 
 

@@ -31,8 +31,8 @@ class Ops:
              `core.noise`; `tokens` is an index array [K], or a number for the first so many.
     top:     (x [N, V], k) -> the k largest values of each row, descending [N, k], and their indices.
     to_host: (*arrays) -> the same as nested Python lists. The only synchronisation point.
-    support: (law [N, V]) -> indices of the columns that are not -inf in every row; None where arrays do not live in
-             host memory, so that looking at a value would be another synchronisation.
+    support: (scores [N, V], floor [N, 1]) -> indices of the columns that reach their row's floor in some row; None
+             where arrays do not live in host memory, so that looking at a value would be another synchronisation.
     """
 
     xp: Any
@@ -41,7 +41,7 @@ class Ops:
     noise: Callable[..., Array]
     top: Callable[[Array, int], tuple[Array, Array]]
     to_host: Callable[..., list[Any]]
-    support: Callable[[Array], Array] | None = None
+    support: Callable[[Array, Array], Array] | None = None
 
 
 @dataclass(frozen=True)

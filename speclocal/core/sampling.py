@@ -77,11 +77,23 @@ def _check(
         raise UsageError(f"impossible {name}", got=repr(value), expected=expected)
 
 
+@dataclass(frozen=True)
+class Law:
+    """Laws of N nodes.
+
+    scores: [N, V] float32, log-probabilities up to a constant per row; at temperature 0 the processed logits.
+    floor:  [N, 1] or None; tokens that score below it are outside the support. Kept apart, because cutting a whole row
+            costs more than finding the few tokens that are left.
+    """
+
+    scores: Array
+    floor: Array | None = None
+
+
 class Sampler:
     """A `Sampling` at work on one text: keeps the history and the noise, turns raw logits into laws.
 
-    A law is kept as [N, V] float32 scores: log-probabilities up to a constant per row, -inf outside the support (at
-    temperature 0: the processed logits). `rule` is the acceptance rule, which decides how noise is keyed.
+    `rule` is the acceptance rule, which decides how noise is keyed.
     """
 
     def __init__(
@@ -124,7 +136,7 @@ class Sampler:
         self.position += len(tokens)
         self.noise.forget(self.position)
 
-    def law(self, logits: Array, tree: DraftTree, start: int = 0) -> Array:
+    def law(self, logits: Array, tree: DraftTree, start: int = 0) -> Law:
         """Laws of the nodes `start..N-1` of a tree that hangs below the committed text.
 
         logits: [N - start, V] float32 raw logits of those nodes. Row i is processed exactly as plain decoding would
@@ -137,32 +149,40 @@ class Sampler:
         if self._generated < s.min_tokens:
             x = self._forbid_end(x, tree, start)
         if s.greedy:
-            return x
-        return self._truncate(x / s.temperature)
+            return Law(x)
+        if s.temperature != 1:
+            x = x / s.temperature
+        return Law(x, self._floor(x))
 
-    def probabilities(self, law: Array) -> Array:
+    def full(self, law: Law) -> Array:
+        """Scores [N, V] with -inf outside the support."""
+        return law.scores if law.floor is None else self.ops.xp.where(law.scores < law.floor, -math.inf, law.scores)
+
+    def probabilities(self, law: Law) -> Array:
         """Normalised law [N, V]; at temperature 0 a point mass on the first argmax."""
         xp = self.ops.xp
         if not self.sampling.greedy:
-            return xp.softmax(law, -1)
-        best = xp.argmax(law, -1)
-        return xp.where(self.ops.arange(law.shape[-1])[None, :] == best[:, None], 1.0, 0.0)
+            return xp.softmax(self.full(law), -1)
+        best = xp.argmax(law.scores, -1)
+        return xp.where(self.ops.arange(law.scores.shape[-1])[None, :] == best[:, None], 1.0, 0.0)
 
-    def race(self, law: Array, depths: Sequence[int], purpose: Purpose) -> tuple[Array, Array | None]:
+    def race(self, law: Law, depths: Sequence[int], purpose: Purpose) -> tuple[Array, Array | None]:
         """Law + noise of the position `depths[i]` tokens on, per row: the argmax of a row is a draw from its law.
 
         Returns scores [N, K] and the tokens [K] of their columns, None for all of them: where most tokens are cut off,
         noise is made for the others only. At temperature 0 there is no noise.
         """
         if self.sampling.greedy:
-            return law, None
-        tokens = self.ops.support(law) if self.ops.support and self._truncating else None
-        if tokens is not None:
-            law = law[:, tokens]
+            return law.scores, None
+        tokens = None
+        if law.floor is not None and self.ops.support:
+            tokens = self.ops.support(law.scores, law.floor)
+            law = Law(law.scores[:, tokens], law.floor)
+        scores = self.full(law)
         if self.rule == "block":
             # Bottom-up rules decide positions again in later rounds: the round's first position is the key.
             noise = [self.noise.block(self.position, d, purpose, tokens) for d in range(max(depths) + 1)]
-            return law + self.ops.xp.concat([noise[d] for d in depths]), tokens
+            return scores + self.ops.xp.concat([noise[d] for d in depths]), tokens
         first, count = min(depths), max(depths) - min(depths) + 1
         if tokens is not None:
             made = self.noise.at(range(self.position + first, self.position + first + count), purpose, tokens)
@@ -171,12 +191,7 @@ class Sampler:
         rows = [d - first for d in depths]
         if count > 1 and rows != list(range(count)):
             made = made[self.ops.array(rows)]
-        return law + made, tokens
-
-    @property
-    def _truncating(self) -> bool:
-        s = self.sampling
-        return s.top_k > 0 or s.top_p < 1 or s.min_p > 0
+        return scores + made, tokens
 
     def _penalise(self, x: Array, tree: DraftTree, start: int) -> Array:
         s, ops = self.sampling, self.ops
@@ -211,50 +226,54 @@ class Sampler:
             x[self.ops.array(rows), self.ops.array(self._end_ids * len(early))] = -math.inf
         return x
 
-    def _truncate(self, x: Array) -> Array:
-        """Top-k, top-p, min-p: each keeps the tokens at or above a floor of its row."""
-        s, xp, ops = self.sampling, self.ops.xp, self.ops
-        width = x.shape[-1]
-        top_k = min(s.top_k, width) if s.top_k else width
-        if top_k < width:
-            best, _ = ops.top(x, top_k)
-            floor = best[:, -1:]
+    def _floor(self, x: Array) -> Array | None:
+        """Score of the last token that top-k, top-p and min-p keep, [N, 1]; None if they keep all."""
+        s, xp, ops, width = self.sampling, self.ops.xp, self.ops, x.shape[-1]
+        floors = []
+        best = None
+        if 0 < s.top_k < width:
+            best, _ = ops.top(x, s.top_k)
+            floors.append(best[:, -1:])
             if s.top_p < 1:
-                floor = self._nucleus_floor(best, best)
+                # Top-p counts the mass of what top-k left.
+                floors.append(self._nucleus_floor(best, xp.logsumexp(best, -1)))
         elif s.top_p < 1:
-            floor = self._nucleus_floor_unbounded(x)
-        elif s.min_p > 0:
-            best, _ = ops.top(x, 1)
-            floor = best
-        else:
-            return x
+            best, total = self._enough(x)
+            floors.append(self._nucleus_floor(best, total))
         if s.min_p > 0:
-            if top_k == width and s.top_p < 1:
+            if best is None:
                 best, _ = ops.top(x, 1)
-            least = best[:, :1] + math.log(s.min_p)
-            floor = least if top_k == width and s.top_p == 1 else xp.where(floor > least, floor, least)
-        return xp.where(x < floor, -math.inf, x)
+            floors.append(best[:, :1] + math.log(s.min_p))
+        if not floors:
+            return None
+        floor = floors[0]
+        for other in floors[1:]:
+            floor = xp.where(other > floor, other, floor)
+        return floor
 
-    def _nucleus_floor(self, best: Array, support: Array) -> Array:
-        """Score of the last token of the nucleus, [N, 1]; NaN-free also where `best` does not reach top_p.
+    def _nucleus_floor(self, best: Array, total: Array) -> Array:
+        """Score of the last token of the nucleus, [N, 1].
 
-        best: [N, k] the k best scores, descending; support: the scores the law is normalised over.
+        best: [N, k] the k best scores, descending; total: [N] logsumexp of the scores the law is normalised over.
         """
         xp, ops = self.ops.xp, self.ops
-        mass = xp.exp(best - xp.logsumexp(support, -1)[:, None])
+        mass = xp.exp(best - total[:, None])
         before = xp.cumsum(mass, -1) - mass
         last = xp.sum(xp.where(before < self.sampling.top_p, 1, 0), -1) - 1
         return best[ops.arange(best.shape[0]), last][:, None]
 
-    def _nucleus_floor_unbounded(self, x: Array) -> Array:
-        """As above over the whole row. Where looking costs nothing, few hundred best tokens usually suffice."""
+    def _enough(self, x: Array) -> tuple[Array, Array]:
+        """The best scores of each row, descending, at least as many as the nucleus holds; and the rows' logsumexp.
+
+        A nucleus is mostly few tokens; where looking costs nothing, sorting the whole row is the last resort.
+        """
         xp, ops, width = self.ops.xp, self.ops, x.shape[-1]
-        for k in (256, 4096) if ops.support else ():
+        total = xp.logsumexp(x, -1)
+        for k in (64, 1024) if ops.support else ():
             if k >= width:
                 break
             best, _ = ops.top(x, k)
-            (mass,) = ops.to_host(xp.sum(xp.exp(best - xp.logsumexp(x, -1)[:, None]), -1))
+            (mass,) = ops.to_host(xp.sum(xp.exp(best - total[:, None]), -1))
             if min(mass) >= self.sampling.top_p:
-                return self._nucleus_floor(best, x)
-        best, _ = ops.top(x, width)
-        return self._nucleus_floor(best, x)
+                return best, total
+        return ops.top(x, width)[0], total

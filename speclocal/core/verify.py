@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from speclocal.core.accept import follow, longest, try_children
 from speclocal.core.interfaces import Acceptance, Array, Ops
 from speclocal.core.noise import Purpose
+from speclocal.core.sampling import Law
 from speclocal.core.tree import DraftTree
 from speclocal.errors import UsageError
 
@@ -18,14 +19,16 @@ if TYPE_CHECKING:
     from speclocal.core.sampling import Sampler
 
 RULES = ("coupled", "rejection", "block")
+LEAST = 1e30
+"""Minus this is below the logarithm of every weight but 0."""
 TINY = 2.0**-20
 """Residual mass below which rounding rules: the residual is then drawn from p (see `residual`)."""
 
 
-def verify(law: Array, tree: DraftTree, sampler: Sampler) -> Acceptance:
+def verify(law: Law, tree: DraftTree, sampler: Sampler) -> Acceptance:
     """Decide which drafted nodes survive, and the token the target adds.
 
-    law: [N, V] the target's processed scores at every node (`Sampler.law`).
+    law: the target's at every node (`Sampler.law`).
     """
     if sampler.rule == "coupled":
         return coupled(law, tree, sampler)
@@ -34,7 +37,7 @@ def verify(law: Array, tree: DraftTree, sampler: Sampler) -> Acceptance:
     return block(law, tree, sampler)
 
 
-def coupled(law: Array, tree: DraftTree, sampler: Sampler) -> Acceptance:
+def coupled(law: Law, tree: DraftTree, sampler: Sampler) -> Acceptance:
     """The target draws its own token at every node; a child survives iff it is that token.
 
     y_v = argmax(log p_v + noise of the position): exact sampling from p. What is emitted depends on neither tree nor
@@ -45,21 +48,27 @@ def coupled(law: Array, tree: DraftTree, sampler: Sampler) -> Acceptance:
     return follow(tree, drawn)
 
 
-def draw(law: Array, tree: DraftTree, sampler: Sampler, purpose: Purpose) -> Array:
+def draw(law: Law, tree: DraftTree, sampler: Sampler, purpose: Purpose) -> Array:
     """One token per node, [N]: a draw from its law, keyed by the node's position; the argmax at temperature 0."""
     scores, tokens = sampler.race(law, tree.depth, purpose)
     best = sampler.ops.xp.argmax(scores, -1)
     return best if tokens is None else tokens[best]
 
 
-def rejection(law: Array, tree: DraftTree, sampler: Sampler) -> Acceptance:
+def part_of(law: Law, weights: Array, ops: Ops) -> Law:
+    """Weights [N, V] as a law; where `law` leaves most tokens out, so do they."""
+    scores = ops.xp.log(weights)
+    return Law(scores, None if law.floor is None else law.floor * 0.0 - LEAST)
+
+
+def rejection(law: Law, tree: DraftTree, sampler: Sampler) -> Acceptance:
     """Token-level speculative sampling, sibling by sibling.
 
     Coins and residual draws are keyed by the absolute position: a top-down rule decides every position once.
     """
     ops, noise, position = sampler.ops, sampler.noise, sampler.position
     keep_p, keep_q, left = odds(ops, sampler.probabilities(law), tree)
-    last = draw(ops.xp.log(left), tree, sampler, Purpose.RESIDUAL)
+    last = draw(part_of(law, left, ops), tree, sampler, Purpose.RESIDUAL)
     p, q, last = ops.to_host(keep_p, keep_q, last)
 
     def survives(node: int, rank: int) -> bool:
@@ -112,7 +121,7 @@ def residual(ops: Ops, p: Array, q: Array) -> Array:
     return xp.where(mass > TINY, left / xp.where(mass > TINY, mass, 1.0), p)
 
 
-def block(law: Array, tree: DraftTree, sampler: Sampler) -> Acceptance:
+def block(law: Law, tree: DraftTree, sampler: Sampler) -> Acceptance:
     """Block verification of a sampled chain: the longest prefix whose joint test succeeds.
 
     Bottom-up rules look at coins of positions that are decided again later, so everything is keyed by the position of
@@ -123,7 +132,7 @@ def block(law: Array, tree: DraftTree, sampler: Sampler) -> Acceptance:
     ops, noise, position = sampler.ops, sampler.noise, sampler.position
     thresholds, left = block_thresholds(ops, sampler.probabilities(law), tree)
     # One last token is drawn a round, so the nodes may share the noise of the round's first position.
-    scores, tokens = sampler.race(ops.xp.log(left), [0] * len(tree), Purpose.RESIDUAL)
+    scores, tokens = sampler.race(part_of(law, left, ops), [0] * len(tree), Purpose.RESIDUAL)
     last = ops.xp.argmax(scores, -1)
     t, last = ops.to_host(thresholds, last if tokens is None else tokens[last])
     return longest(tree, [noise.coin(position, i) < t[i] for i in range(len(t))], last)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from speclocal.core.interfaces import Acceptance, Array, Limit, Scores, Target
 from speclocal.core.propose import propose
-from speclocal.core.sampling import Sampler
+from speclocal.core.sampling import Law, Sampler
 from speclocal.core.tree import DraftTree
 from speclocal.drafters import MOST_NODES, check_share, check_whole
 
@@ -106,8 +106,8 @@ class Drafter:
                 break
         return self._select(growth, limit.nodes)
 
-    def _laws(self, growth: _Growth, frontier: Sequence[int], lead: Sequence[int]) -> Array:
-        """Feed the frontier to the model; its processed laws, [len(frontier), V] in the target's vocabulary."""
+    def _laws(self, growth: _Growth, frontier: Sequence[int], lead: Sequence[int]) -> Law:
+        """Feed the frontier to the model; its processed laws, in the target's vocabulary."""
         start = len(growth.fed)
         fed = growth.feed(frontier)
         # The model sees the tokens it is behind by as a chain above the root.
@@ -120,7 +120,7 @@ class Drafter:
         logits = fit(self._sampler, scores.logits[-len(frontier) :])
         return self._sampler.law(logits, fed, start)
 
-    def _expand(self, growth: _Growth, frontier: list[int], laws: Array, level: int, nodes: int) -> list[int]:
+    def _expand(self, growth: _Growth, frontier: list[int], laws: Law, level: int, nodes: int) -> list[int]:
         """Add the children of the frontier; returns those that are fed next."""
         sampler = self._sampler
         best, ids, total = sampler.ops.to_host(*propose(sampler, laws, level, self._topk))

@@ -19,6 +19,7 @@ from prompt_toolkit.output import create_output
 from prompt_toolkit.utils import is_dumb_terminal
 
 from speclocal.errors import UsageError
+from speclocal.ui.interrupt import Interrupt
 
 FENCE = '"""'
 PASTE_GAP = 0.05  # Seconds: Enter so soon after a pasted line end is still part of the paste.
@@ -59,7 +60,7 @@ def fence_open(text: str) -> bool:
 def unfence(text: str, multi: bool = False) -> Message:
     """The message inside the fence, if there is one; in multi-line input the opening fence is not written."""
     body = text.strip()
-    if multi and not body.startswith(FENCE):
+    if multi and (body == FENCE or not body.startswith(FENCE)):
         return Message(text.rstrip().removesuffix(FENCE).strip("\n"), literal=True)
     if body.startswith(FENCE) and not fence_open(body):
         return Message(body[len(FENCE) : -len(FENCE)].strip("\n"), literal=True)
@@ -97,13 +98,14 @@ class Editor:
     editable = True
 
     def __init__(self, commands: Sequence[str]):
+        self._commands = tuple(commands)
         self._multi = False
         self._pasted_at = float("-inf")
         self._session: PromptSession[str] = PromptSession(
             multiline=True,
             key_bindings=self._keys(),
             history=open_history(state_dir() / "history"),
-            completer=WordCompleter(list(commands), sentence=True),
+            completer=WordCompleter(list(self._commands), sentence=True),
             prompt_continuation="… " if "utf" in (sys.stderr.encoding or "").lower() else ". ",
             input_processors=[TabsProcessor(char1=" ", char2=" ")],
             # stdout may be a pipe; the prompt belongs on the terminal. A dumb one is served if no output is named.
@@ -112,7 +114,15 @@ class Editor:
 
     def read(self, default: str = "", multi: bool = False) -> Message:
         self._multi = multi
-        return unfence(self._session.prompt("> ", default=default), multi)
+        # Ctrl-C while the editor sets itself up must not break it, but count as pressed in it.
+        with Interrupt(patience=sys.maxsize) as early:
+
+            def listen() -> None:
+                if early.asked:
+                    self._session.app.exit(exception=KeyboardInterrupt)
+
+            text = self._session.prompt("> ", default=default, pre_run=listen)
+        return unfence(text, multi)
 
     def _keys(self) -> KeyBindings:
         keys = KeyBindings()
@@ -132,15 +142,18 @@ class Editor:
 
         @keys.add("tab")
         def tab(event: KeyPressEvent) -> None:
-            buffer = event.current_buffer
-            if not buffer.document.text.startswith("/"):
+            buffer, text = event.current_buffer, event.current_buffer.document.text
+            if not text.startswith("/"):
                 buffer.insert_text("\t")
+            elif len(matches := [name for name in self._commands if name.startswith(text)]) == 1:
+                buffer.insert_text(matches[0].removeprefix(text))
             elif buffer.complete_state:
                 buffer.complete_next()
             else:
-                buffer.start_completion(insert_common_part=True)
+                buffer.start_completion()
 
         @keys.add("c-c")
+        @keys.add("<sigint>")
         def cancel(event: KeyPressEvent) -> None:
             if event.current_buffer.text:
                 event.current_buffer.reset()

@@ -163,10 +163,10 @@ def draft_tuples(q: Sequence[float], count: int, siblings: str) -> Iterator[tupl
     else:
         support = [t for t, w in enumerate(q) if w > 0]
         for tokens in itertools.permutations(support, min(count, len(support))):
-            chance, rest = 1.0, 1.0
+            chance, left = 1.0, set(support)
             for t in tokens:
-                chance *= q[t] / rest
-                rest -= q[t]
+                chance *= q[t] / sum(q[x] for x in left)
+                left.remove(t)
             yield tokens, chance
 
 

@@ -193,6 +193,10 @@ def test_any_draft_length(ops: Ops, depth: int) -> None:
 
 
 def test_origins(ops: Ops) -> None:
+    check_origins(ops)
+
+
+def check_origins(ops: Ops) -> None:
     """Accepted, recovered after a refusal, bonus after none, plain without a draft."""
     words = plain(ops, Sampling(), 12)
     right = [[*words[:2], (words[2] + 1) % VOCAB], words[3:5], []]

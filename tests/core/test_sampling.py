@@ -14,6 +14,7 @@ from speclocal.core.interfaces import Ops
 from speclocal.core.sampling import Sampler, Sampling
 from speclocal.core.tree import DraftTree
 from speclocal.errors import UsageError
+from tests.toys import HashTarget, LawDrafter, full, generate, hashed, text
 
 ROOT = DraftTree.chain(0)
 XP = {"argmax", "argsort", "exp", "log", "log1p", "where", "clip", "sum", "cumsum", "stack", "concat", "arange"}
@@ -75,10 +76,23 @@ def test_edges_of_the_ranges_are_accepted() -> None:
 
 @pytest.mark.parametrize("zero", [0, 0.0, -0.0])
 def test_every_zero_is_greedy(ops: Ops, zero: float) -> None:
-    """SMP-03: no division, ties to the lowest id."""
+    """SMP-03: no division."""
     settings = Sampling(temperature=zero, top_k=2, top_p=0.5, min_p=0.5)
     assert settings.greedy
-    assert probabilities(ops, [1.0, 3.0, 3.0, -2.0], settings) == [0.0, 1.0, 0.0, 0.0]
+    assert probabilities(ops, [1.0, 3.0, 2.9, -2.0], settings) == [0.0, 1.0, 0.0, 0.0]
+
+
+def check_greedy_ties(ops: Ops) -> None:
+    """Ties go to the lowest id, in plain decoding and in verification."""
+    assert probabilities(ops, [1.0, 3.0, 3.0, -2.0, 3.0], Sampling()) == [0.0, 1.0, 0.0, 0.0, 0.0]
+    tied = HashTarget(ops, 4, scale=0.0)
+    for shape in ((), full(2, 1)):
+        rounds = generate(tied, LawDrafter(hashed(4, "x", 0.0), shape), [2], Sampling(), 6)
+        assert text(rounds) == [0] * 6
+
+
+def test_greedy_ties(ops: Ops) -> None:
+    check_greedy_ties(ops)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from speclocal.core.decode import Round
 from speclocal.core.interfaces import Acceptance, Ops, Origin
 from speclocal.core.sampling import Sampling
@@ -102,26 +100,31 @@ TREE = DraftTree((9, 1, 2, 3), (-1, 0, 1, 2))
 TAKEN = Acceptance((1, 2, 3), 4, Origin.BONUS)
 
 
-@pytest.mark.parametrize(
-    ("stop", "tokens", "origin", "reason"),
-    [
-        (lambda: Stop(9), (1, 2, 3, 4), Origin.BONUS, None),
-        (lambda: Stop(4), (1, 2, 3, 4), Origin.BONUS, "length"),
-        (lambda: Stop(3), (1, 2, 3), Origin.ACCEPTED, "length"),
-        (lambda: Stop(1), (1,), Origin.ACCEPTED, "length"),
-        (lambda: Stop(9, {1}), (1,), Origin.ACCEPTED, "stop"),
-        (lambda: Stop(9, {2, 3}), (1, 2), Origin.ACCEPTED, "stop"),
-        (lambda: Stop(9, {4}), (1, 2, 3, 4), Origin.BONUS, "stop"),
-        (lambda: Stop(3, {3}), (1, 2, 3), Origin.ACCEPTED, "stop"),
-        (lambda: Stop(9, {3}, lambda token: token == 2), (1, 2), Origin.ACCEPTED, "stop"),
-    ],
-)
-def test_cut(stop: Callable[[], Stop], tokens: tuple[int, ...], origin: Origin, reason: str | None) -> None:
-    asked = stop()
-    before = asked.left
-    kept, why = asked.cut(TAKEN, TREE)
-    assert (kept.tokens(TREE), kept.origin, why) == (tokens, origin, reason)
-    assert before - asked.left == len(tokens), "only emitted tokens count"
+CUTS: list[tuple[Callable[[], Stop], tuple[int, ...], Origin, str | None]] = [
+    (lambda: Stop(9), (1, 2, 3, 4), Origin.BONUS, None),
+    (lambda: Stop(4), (1, 2, 3, 4), Origin.BONUS, "length"),
+    (lambda: Stop(3), (1, 2, 3), Origin.ACCEPTED, "length"),
+    (lambda: Stop(1), (1,), Origin.ACCEPTED, "length"),
+    (lambda: Stop(9, {1}), (1,), Origin.ACCEPTED, "stop"),
+    (lambda: Stop(9, {2, 3}), (1, 2), Origin.ACCEPTED, "stop"),
+    (lambda: Stop(9, {4}), (1, 2, 3, 4), Origin.BONUS, "stop"),
+    (lambda: Stop(3, {3}), (1, 2, 3), Origin.ACCEPTED, "stop"),
+    (lambda: Stop(9, {3}, lambda token: token == 2), (1, 2), Origin.ACCEPTED, "stop"),
+]
+
+
+def check_cuts(ops: Ops | None = None) -> None:
+    """What is left of one block of three drafts and a bonus, and why."""
+    for make, tokens, origin, reason in CUTS:
+        asked = make()
+        before = asked.left
+        kept, why = asked.cut(TAKEN, TREE)
+        assert (kept.tokens(TREE), kept.origin, why) == (tokens, origin, reason)
+        assert before - asked.left == len(tokens), "only emitted tokens count"
+
+
+def test_cuts() -> None:
+    check_cuts()
 
 
 def test_an_end_token_that_is_refused_ends_nothing(ops: Ops) -> None:

@@ -188,9 +188,10 @@ def check_corners(ops: Ops) -> None:
         for wildest in itertools.product((-4.2, 45.0), repeat=3):
             sampler = Sampler(ops, Sampling(temperature=1.0), 3, [0], rule="rejection")
             sampler.noise = Coins(ops, case.get("u", 0.5), list(wildest))
-            law = single(ops, [logs(case["p"])] * 2)
+            raw = single(ops, [logs(case["p"])] * 2)
             if "u_final" in case:
-                assert verify.verify(law[:1], DraftTree.chain(ROOT), sampler).token in support
+                alone = DraftTree.chain(ROOT)
+                assert verify.verify(sampler.law(raw[:1], alone), alone, sampler).token in support
                 continue
             q = single(ops, [case["q"]] * 2)
             tree = DraftTree.chain(ROOT, [case["token"]], q, "iid")
@@ -200,7 +201,7 @@ def check_corners(ops: Ops) -> None:
             if case.get("fallback_to_p"):
                 assert left[0] == pytest.approx(case["p"], abs=2e-6)
             survives = case["u"] * keep_q[0][0] < keep_p[0][0]
-            taken = verify.verify(law, tree, sampler)
+            taken = verify.verify(sampler.law(raw, tree), tree, sampler)
             assert (survives, bool(taken.path)) == (case["accept"],) * 2, case["name"]
             assert set(taken.tokens(tree)) <= set(support), case["name"]
             assert all(math.isfinite(x) for row in left for x in row)

@@ -1,0 +1,1 @@
+"""Tests of a backend with real, tiny models; they run once per installed backend."""

@@ -1,0 +1,332 @@
+"""Tiny random models for the torch backend, and the same models untouched, as transformers runs them.
+
+Another backend brings a module with the same public functions; the tests stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from speclocal.backends.torch import loading
+from speclocal.backends.torch import target as target_module
+from speclocal.backends.torch.cache import TreeCache, View
+from speclocal.backends.torch.target import CHUNK, TorchTarget
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from speclocal.core.tree import DraftTree
+
+__all__ = ["CHUNK"]
+
+VOCAB, WINDOW, CONTEXT = 96, 16, 4096
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": CONTEXT,
+    # Wide enough that logits depend on the text and greedy text does not fall into one repeated token.
+    "initializer_range": 0.25,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+_WINDOWED: dict[str, Any] = {"sliding_window": WINDOW}
+_MIXED: dict[str, Any] = {**_WINDOWED, "layer_types": ["sliding_attention", "full_attention"]}
+_EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+_KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {**_MIXED, "use_sliding_window": True, "tie_word_embeddings": True},
+    "qwen3": {**_MIXED, "use_sliding_window": True},
+    "gemma2": {**_MIXED, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 8.0},
+    "gemma3_text": {**_MIXED, "query_pre_attn_scalar": 16},
+    "mistral": _WINDOWED,
+    "phi3": _WINDOWED,
+    "gpt_oss": {**_MIXED, **_EXPERTS},
+    "mixtral": {**_WINDOWED, **_EXPERTS},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True},
+    "cohere2": {**_MIXED, "logit_scale": 1.0},
+    "olmo2": {"initializer_range": 0.5},
+    "olmo3": _MIXED,
+    "smollm3": {**_MIXED, "use_sliding_window": True, "no_rope_layers": [1, 0]},
+    "glm4": {},
+    "granite": {},
+    "starcoder2": _WINDOWED,
+}
+
+
+def _config(kind: str, **changes: Any) -> Any:
+    return AutoConfig.for_model(kind, **{**_SIZES, **_KINDS.get(kind, {}), **changes})
+
+
+def _build(kind: str, *, seed: int = 0, noise: float = 0.0, raised: int | None = None, **changes: Any) -> Any:
+    """A random model in float32.
+
+    noise: its weights are mixed with so much of another seed's: a draft model that agrees now and then.
+    raised: output rows from this id on are made large, so that their logits win half of the time.
+    """
+    transformers_logging.set_verbosity_error()
+    config = _config(kind, **changes)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    if kind == "gpt_oss":
+        for layer in model.model.layers:
+            torch.nn.init.normal_(layer.self_attn.sinks, 0.0, 1.0)
+    if noise:
+        other = _build(kind, seed=seed + 1000, **changes).state_dict()
+        for name, weight in model.state_dict().items():
+            weight.add_(other[name] - weight, alpha=noise)
+    if raised is not None:
+        model.get_output_embeddings().weight.data[raised:] *= 20.0
+    return model.eval().requires_grad_(False)
+
+
+def _key(changes: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in changes.items()))
+
+
+def _thaw(key: tuple[Any, ...]) -> dict[str, Any]:
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in key}
+
+
+@cache
+def _untouched(kind: str, key: tuple[Any, ...]) -> Any:
+    return _build(kind, **_thaw(key))
+
+
+@cache
+def _wrapped(kind: str, key: tuple[Any, ...]) -> TorchTarget:
+    def refuse(text: str) -> None:
+        raise AssertionError(f"unexpected notice: {text}")
+
+    return loading.wrap(_build(kind, **_thaw(key)), refuse)
+
+
+def new(kind: str, taps: Sequence[int] = (), context: int | None = None, **changes: Any) -> TorchTarget:
+    """A target with an empty cache. The model and the outcome of its probe are shared between calls."""
+    made = _wrapped(kind, _key(changes))
+    target = TorchTarget(made.model, context or made.context, taps)
+    target.trees = made.trees
+    return target
+
+
+def probed(kind: str, **changes: Any) -> tuple[TorchTarget, list[str]]:
+    """A target that was probed just now, and the notices of that."""
+    notices: list[str] = []
+    return loading.wrap(_build(kind, **changes), notices.append), notices
+
+
+def load(folder: Path, **options: Any) -> TorchTarget:
+    """A target from a folder."""
+    return loading.load(folder, lambda text: None, **options)
+
+
+def save(kind: str, folder: Path, **changes: Any) -> None:
+    """Write config.json and weights."""
+    model = _build(kind, **changes)
+    model.generation_config.eos_token_id = model.config.eos_token_id
+    model.save_pretrained(folder)
+
+
+def save_config(kind: str, folder: Path) -> None:
+    """Write config.json only."""
+    _config(kind).save_pretrained(folder)
+
+
+@torch.inference_mode()
+def plain(kind: str, prompt: Sequence[int], n: int, settings: dict[str, Any] | None = None, **changes: Any) -> list[int]:
+    """The next n tokens by transformers' own greedy decoding."""
+    model = _untouched(kind, _key(changes))
+    ids = torch.tensor([list(prompt)])
+    options = {"do_sample": False, "pad_token_id": 0, "min_new_tokens": n, "max_new_tokens": n, **(settings or {})}
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    return out[0, len(prompt) :].tolist()
+
+
+@torch.inference_mode()
+def logits(kind: str, ids: Sequence[int], **changes: Any) -> np.ndarray:
+    """[T, V] raw logits of every position, in one pass without a cache."""
+    return _untouched(kind, _key(changes))(torch.tensor([list(ids)]), use_cache=False).logits[0].numpy()
+
+
+@torch.inference_mode()
+def stepwise(kind: str, ids: Sequence[int], **changes: Any) -> np.ndarray:
+    """[T, V] raw logits, token by token with transformers' own cache."""
+    model, past, rows = _untouched(kind, _key(changes)), None, []
+    for token in ids:
+        out = model(torch.tensor([[token]]), cache=past, use_cache=True)
+        past = out.cache
+        rows.append(out.logits[0, -1])
+    return torch.stack(rows).numpy()
+
+
+@torch.inference_mode()
+def hidden(kind: str, ids: Sequence[int], layers: Sequence[int], **changes: Any) -> np.ndarray:
+    """[T, E, D] hidden states after the given layers, at every position."""
+    model = _untouched(kind, _key(changes))
+    states = model(torch.tensor([list(ids)]), use_cache=False, output_hidden_states=True).hidden_states
+    return np.stack([states[layer + 1][0].numpy() for layer in layers], 1)
+
+
+def cache_bytes(target: TorchTarget) -> int:
+    """Bytes of keys and values held."""
+    return target.cache.nbytes
+
+
+def storages(target: TorchTarget) -> list[int]:
+    """Where the buffers lie."""
+    return [buffer.data_ptr() for buffer in (*target.cache._keys, *target.cache._values)]
+
+
+def rows_of(target: TorchTarget, slots: int) -> np.ndarray:
+    """A copy of the first slots of every buffer: [buffers, G, slots, d]."""
+    buffers = (*target.cache._keys, *target.cache._values)
+    return np.stack([buffer[0, :, :slots].clone().numpy() for buffer in buffers])
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, sizes: list[int]):
+        super().__init__()
+        self._sizes = sizes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        inputs = {a.untyped_storage().data_ptr() for a in args if isinstance(a, torch.Tensor)}
+        for made in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(made, torch.Tensor) and made.untyped_storage().data_ptr() not in inputs:
+                self._sizes.append(made.untyped_storage().nbytes())
+        return out
+
+
+@contextmanager
+def allocations() -> Iterator[list[int]]:
+    """Sizes in bytes of all arrays made inside."""
+    sizes: list[int] = []
+    with _Recorder(sizes):
+        yield sizes
+
+
+# Mutants: one mistake each, made for as long as the context lasts. Every one must be caught by a check.
+
+
+def _node_positions(original: Any) -> Any:
+    def init(self: View, length: int, tree: DraftTree, start: int, device: torch.device) -> None:
+        original(self, length, tree, start, device)
+        self.positions = torch.arange(length + start, length + len(tree), device=device)[None]
+
+    return init
+
+
+def _siblings_visible(original: Any) -> Any:
+    def make(self: View, window: int | None, dtype: torch.dtype) -> Any:
+        tree = self._tree
+        self._tree = DraftTree.chain(tree.tokens[0], tree.tokens[1:])
+        try:
+            return original(self, None, dtype)
+        finally:
+            self._tree = tree
+
+    return make
+
+
+def _ancestors_missing(original: Any) -> Any:
+    def make(self: View, window: int | None, dtype: torch.dtype) -> Any:
+        bias = original(self, window, dtype)
+        for row, node in enumerate(range(self._start, len(self._tree))):
+            for seen in self._tree.path(node)[:-1]:
+                bias[row, self._length + seen] = float("-inf")
+        return bias
+
+    return make
+
+
+def _window_ignored(original: Any) -> Any:
+    return lambda self, window, dtype, repeat=1: original(self, None, dtype, repeat)
+
+
+def _window_by_slot(original: Any) -> Any:
+    def make(self: View, window: int | None, dtype: torch.dtype) -> Any:
+        bias = original(self, None, dtype)
+        if window is None:
+            return bias
+        total = self._length + len(self._tree)
+        bias = torch.zeros(len(self._tree) - self._start, total, dtype=dtype) if bias is None else bias
+        slots = torch.arange(total)
+        return bias.masked_fill(slots[None] <= slots[self._length + self._start :, None] - window, float("-inf"))
+
+    return make
+
+
+def _rows_stay(original: Any) -> Any:
+    def commit(self: TreeCache, path: Sequence[int]) -> None:
+        self.length += 1 + len(path)
+
+    return commit
+
+
+def _one_too_many(original: Any) -> Any:
+    return lambda self, length: original(self, length + 1)
+
+
+def _last_chunk_missing(original: Any) -> Any:
+    def prefill(self: TorchTarget, tokens: Sequence[int], progress: Any = None) -> Any:
+        scores = original(self, tokens[: len(tokens) // CHUNK * CHUNK], progress)
+        self._cached = list(tokens)
+        return scores
+
+    return prefill
+
+
+def _reversed_taps(original: Any) -> Any:
+    def take(self: Any) -> Any:
+        taps = original(self)
+        return None if taps is None else taps.flip(0)
+
+    return take
+
+
+_PATCHES: dict[str, tuple[Any, str, Any]] = {
+    "node index as position": (View, "__init__", _node_positions),
+    "siblings visible": (View, "_make", _siblings_visible),
+    "ancestors missing": (View, "_make", _ancestors_missing),
+    "window ignored": (View, "bias", _window_ignored),
+    "window by slot": (View, "_make", _window_by_slot),
+    "rows stay": (TreeCache, "commit", _rows_stay),
+    "refused token kept": (TreeCache, "truncate", _one_too_many),
+    "last chunk missing": (TorchTarget, "prefill", _last_chunk_missing),
+    "taps of other nodes": (target_module.Taps, "take", _reversed_taps),
+}
+MUTANTS = tuple(_PATCHES)
+
+
+@contextmanager
+def mutant(name: str) -> Iterator[None]:
+    """The backend with one mistake in it."""
+    owner, attribute, make = _PATCHES[name]
+    with mock.patch.object(owner, attribute, make(getattr(owner, attribute))):
+        yield
+
+
+def never_rolled_back(target: TorchTarget) -> None:
+    """Break one target: after a commit its cache still counts the refused rows."""
+    cache = target.cache
+    commit = cache.commit
+
+    def broken(path: Sequence[int]) -> None:
+        commit(path)
+        cache.length = max(cache.length, cache._end)
+
+    cache.commit = broken  # type: ignore[method-assign]
