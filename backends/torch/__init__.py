@@ -25,6 +25,7 @@ def describe() -> dict[str, str]:
     """Versions and devices, for `speclocal doctor`."""
     import torch
     import transformers
+
     from speclocal.backends.torch import linear
 
     out = {"torch": torch.__version__, "transformers": transformers.__version__}

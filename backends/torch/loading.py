@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers.utils import logging as transformers_logging
+
 from speclocal.backends.torch.kernels.attention import NAME, attention
 from speclocal.backends.torch.linear import pack
 from speclocal.backends.torch.probe import probe
 from speclocal.backends.torch.target import TorchTarget
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
-from transformers.utils import logging as transformers_logging
-
 from speclocal.errors import ModelError, UsageError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

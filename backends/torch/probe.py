@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from speclocal.backends.torch.target import TorchTarget
 from torch import Tensor
 
+from speclocal.backends.torch.target import TorchTarget
 from speclocal.core.tree import DraftTree
 from speclocal.errors import ModelError
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from speclocal.backends.torch.cache import TreeCache, View
-from speclocal.backends.torch.ops import make_ops
 from torch import Tensor, nn
 
+from speclocal.backends.torch.cache import TreeCache, View
+from speclocal.backends.torch.ops import make_ops
 from speclocal.core.interfaces import Scores
 from speclocal.core.tree import DraftTree
 from speclocal.errors import ContextError

@@ -97,7 +97,7 @@ class Chat:
                 return
             except KeyboardInterrupt:
                 if warned:
-                    return
+                    raise
                 draft, warned = "", True
                 self._terminal.note("Ctrl-C again, Ctrl-D or /exit leaves")
                 continue

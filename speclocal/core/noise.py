@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
+from speclocal.errors import UsageError
+
 if TYPE_CHECKING:
     from speclocal.core.interfaces import Array, Ops
 
@@ -112,6 +114,10 @@ class Noise:
 
     def block(self, position: int, number: int, purpose: Purpose, tokens: Array | None = None) -> Array:
         """Device [1, K]: vector `number` of those that belong to one position (index: number x V + token)."""
+        if (number + 1) * self._width > 1 << 24:
+            raise UsageError(
+                "too many drafts for the block rule's noise", got=number, expected=f"at most {(1 << 24) // self._width}"
+            )
         if tokens is None:
             tokens = self._ops.arange(self._width)
         return self._ops.noise(self._seed, [position], purpose, tokens + number * self._width, self._stream)

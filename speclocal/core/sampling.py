@@ -181,7 +181,7 @@ class Sampler:
         scores = self.full(law)
         if self.rule == "block":
             # Bottom-up rules decide positions again in later rounds: the round's first position is the key.
-            noise = [self.noise.block(self.position, d, purpose, tokens) for d in range(max(depths) + 1)]
+            noise = {d: self.noise.block(self.position, d, purpose, tokens) for d in set(depths)}
             return scores + self.ops.xp.concat([noise[d] for d in depths]), tokens
         first, count = min(depths), max(depths) - min(depths) + 1
         if tokens is not None:

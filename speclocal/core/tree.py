@@ -34,6 +34,8 @@ class DraftTree:
             raise ValueError("a tree needs as many parents as tokens, and node 0 as its root")
         if any(not 0 <= p < i for i, p in enumerate(self.parents) if i):
             raise ValueError("parents must come before their children")
+        if (self.q is None) != (self.siblings == "one-hot"):
+            raise ValueError("drawn siblings come with the law q they were drawn from, deterministic ones without")
 
     def __len__(self) -> int:
         return len(self.tokens)

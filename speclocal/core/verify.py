@@ -89,8 +89,6 @@ def odds(ops: Ops, p: Array, tree: DraftTree) -> tuple[Array, Array, Array]:
     kids, rows = tree.children, ops.arange(n)
     ids = ops.arange(p.shape[-1])[None, :]
     q = tree.q
-    if q is None and tree.siblings != "one-hot":
-        raise UsageError("rejection sampling needs the draft law q of drawn drafts; the drafter gave none")
     ps, qs = [], []
     for rank in range(max(map(len, kids))):
         token = ops.array([tree.tokens[k[rank]] if rank < len(k) else 0 for k in kids])

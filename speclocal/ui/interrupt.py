@@ -40,5 +40,5 @@ class Interrupt:
 
     def _press(self, number: int, frame: FrameType | None) -> None:
         self._presses += 1
-        if True:
+        if self._presses > self._patience:
             raise KeyboardInterrupt

@@ -7,8 +7,19 @@ from types import ModuleType
 import numpy as np
 
 from speclocal.core.tree import DraftTree
-from tests.backends.play import SHAPES, TOLERANCE, Shaped, accepted_length, host, ids, leaves, path_tokens, play
-from tests.backends.play import tokens_of, tree_of
+from tests.backends.play import (
+    SHAPES,
+    TOLERANCE,
+    Shaped,
+    accepted_length,
+    host,
+    ids,
+    leaves,
+    path_tokens,
+    play,
+    tokens_of,
+    tree_of,
+)
 
 
 def close(got: np.ndarray, expected: np.ndarray, what: str) -> None:

@@ -102,7 +102,18 @@ class Shaped:
         self._root = taken.token
 
 
-DRAFTERS = ("none", "ngram", "ngram chain", "draft chain", "draft tree", "stranger", "stranger tree", "oracle", "wrong", "mixed")
+DRAFTERS = (
+    "none",
+    "ngram",
+    "ngram chain",
+    "draft chain",
+    "draft tree",
+    "stranger",
+    "stranger tree",
+    "oracle",
+    "wrong",
+    "mixed",
+)
 HITS = ("draft chain", "draft tree", "oracle", "mixed")
 """Drafters of which some drafts must be accepted."""
 
@@ -125,7 +136,9 @@ def drafter(
     if name.startswith(("draft", "stranger", "twin")):
         own = {"twin": {}, "stranger": {"seed": 7}}.get(name.split()[0], {"noise": 0.05})
         tree = {"topk": 3, "nodes": max(8, depth)} if name.endswith("tree") else {}
-        return draft_model.Drafter(draft_model.Settings(depth=depth, **tree), lab.new(kind, **{**own, **changes}), notify)
+        return draft_model.Drafter(
+            draft_model.Settings(depth=depth, **tree), lab.new(kind, **{**own, **changes}), notify
+        )
     width = 2 if name == "mixed" else 1
     return scripted.Drafter(scripted.Settings(preset=name, text=tuple(text), depth=depth, width=width, vocab=vocab))
 

@@ -15,8 +15,8 @@ from tests.backends.play import (
     SHAPES,
     VOCAB,
     Shaped,
-    accepted_length,
     acceptance,
+    accepted_length,
     drafter,
     ids,
     play,
@@ -93,7 +93,9 @@ def test_seeds(lab, name):
     prompt = ids(6)
     texts = [tuple(tokens_of(sampled(lab, prompt, Sampling(temperature=1.5, seed=s), name, n=10))) for s in [42] * 3]
     assert len(set(texts)) == 1
-    texts = [tuple(tokens_of(sampled(lab, prompt, Sampling(temperature=1.5, seed=s), name, n=10))) for s in range(1, 11)]
+    texts = [
+        tuple(tokens_of(sampled(lab, prompt, Sampling(temperature=1.5, seed=s), name, n=10))) for s in range(1, 11)
+    ]
     assert len(set(texts)) == 10
 
 

@@ -99,7 +99,9 @@ def test_the_same_model_as_drafter_is_always_right(lab, plain, kind, trees):
 def test_first_draft_is_checked(lab, plain):
     """One wrong draft, one token (GRD-02)."""
     prompt = [1, 1, 1]
-    checks.greedy_equals_generate(lab, "llama", drafter("ngram", lab, "llama", depth=1), prompt, plain("llama", prompt, 1))
+    checks.greedy_equals_generate(
+        lab, "llama", drafter("ngram", lab, "llama", depth=1), prompt, plain("llama", prompt, 1)
+    )
     expected = plain("llama", prompt, 20)
     rounds = wrong_drafts_are_refused(lab, "llama", prompt, expected)
     assert len(rounds) == 20
@@ -124,7 +126,9 @@ def test_rounds_without_a_draft(lab, plain, tiny):
     rounds = play(tiny("llama"), scripted.Drafter(plan=now_and_then), prompt, 200)
     assert tokens_of(rounds) == expected
     assert {len(r.tree) for r in rounds} >= {1, 2, 3}
-    rounds = checks.greedy_equals_generate(lab, "llama", drafter("wrong", lab, "llama", prompt + expected), prompt, expected)
+    rounds = checks.greedy_equals_generate(
+        lab, "llama", drafter("wrong", lab, "llama", prompt + expected), prompt, expected
+    )
     assert len(rounds) == 200
 
 
@@ -186,7 +190,9 @@ def test_bias_holds_at_every_position(lab, plain, name):
     rounds = play(lab.new("llama"), made, prompt, 40, sampling)
     assert tokens_of(rounds) == tokens_of(reference)
     assert not set(tokens_of(rounds)) & set(banned)
-    forced = play(lab.new("llama"), drafter(name, lab, "llama", prompt + free), prompt, 10, Sampling(logit_bias={7: 100}))
+    forced = play(
+        lab.new("llama"), drafter(name, lab, "llama", prompt + free), prompt, 10, Sampling(logit_bias={7: 100})
+    )
     assert tokens_of(forced) == [7] * 10
 
 

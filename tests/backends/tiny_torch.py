@@ -14,14 +14,14 @@ from unittest import mock
 
 import numpy as np
 import torch
-from speclocal.backends.torch import loading
-from speclocal.backends.torch import target as target_module
-from speclocal.backends.torch.cache import TreeCache, View
-from speclocal.backends.torch.target import CHUNK, TorchTarget
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from speclocal.backends.torch import loading
+from speclocal.backends.torch import target as target_module
+from speclocal.backends.torch.cache import TreeCache, View
+from speclocal.backends.torch.target import CHUNK, TorchTarget
 from speclocal.core.tree import DraftTree
 
 __all__ = ["CHUNK"]
@@ -147,7 +147,9 @@ def save_config(kind: str, folder: Path) -> None:
 
 
 @torch.inference_mode()
-def plain(kind: str, prompt: Sequence[int], n: int, settings: dict[str, Any] | None = None, **changes: Any) -> list[int]:
+def plain(
+    kind: str, prompt: Sequence[int], n: int, settings: dict[str, Any] | None = None, **changes: Any
+) -> list[int]:
     """The next n tokens by transformers' own greedy decoding."""
     model = _untouched(kind, _key(changes))
     ids = torch.tensor([list(prompt)])
@@ -204,11 +206,19 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        inputs = {a.untyped_storage().data_ptr() for a in args if isinstance(a, torch.Tensor)}
-        for made in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(made, torch.Tensor) and made.untyped_storage().data_ptr() not in inputs:
-                self._sizes.append(made.untyped_storage().nbytes())
+        given = {place for place, _ in map(_storage, args) if place}
+        for place, size in map(_storage, out if isinstance(out, tuple | list) else (out,)):
+            if place and place not in given:
+                self._sizes.append(size)
         return out
+
+
+def _storage(value: Any) -> tuple[int, int]:
+    """Where the bytes of a tensor lie, and how many there are; packed weights do not tell."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return 0, 0
+    storage = value.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
 
 
 @contextmanager

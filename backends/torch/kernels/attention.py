@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from speclocal.backends.torch.cache import View
 from torch import Tensor
+
+from speclocal.backends.torch.cache import View
 
 NAME = "speclocal_tree"
 FEW_ROWS = 32
