@@ -2,7 +2,8 @@
 """Speed on a CPU, side by side in one run: transformers, plain decoding, and n-gram speculation.
 
 Every prompt is answered by each contestant before the next prompt is read, so that a noisy machine is noisy for all.
-Greedy, float32. Ratios are of summed wall times over the same tokens; prompt processing is included for everyone.
+Greedy, float32. Ratios are of summed wall times over the same tokens, prompt processing included for everyone; the
+columns that end in "decoding" leave the prompt out.
 
   python scripts/bench_cpu.py                          # the sample in scripts/data
   python scripts/bench_cpu.py --questions FILE --per-subtask 4 --tokens 96 --json out.json
@@ -30,7 +31,7 @@ from speclocal.core.interfaces import Limit
 from speclocal.core.sampling import Sampler, Sampling
 from speclocal.core.stop import Stop
 from speclocal.drafters import ngram, none, scripted
-from speclocal.engine import Engine, Load, load
+from speclocal.engine import PATIENCE, Engine, Load, load
 
 PLAIN_SUBTASKS = {"translation", "summarization", "qa", "math_reasoning", "rag"}
 PROMPTS = Path(__file__).parent / "data" / "spec_bench_sample.jsonl"
@@ -65,14 +66,11 @@ class Bench:
         target = self.engine.target
         target.prefill([])
         sampler = Sampler(target.ops, sampling or Sampling(), target.vocab, ids, end_ids=self.ends)
-        return list(decode(target, drafter, sampler, ids, Stop(self.tokens, self.ends), Budget(drafter.limit)))
-
-    def ours(self, ids: Sequence[int], drafter: Any) -> list[int]:
-        """Our token ids."""
-        return [t for r in self.rounds(ids, drafter) for t in r.tokens]
+        budget = Budget(drafter.limit, misses=PATIENCE)
+        return list(decode(target, drafter, sampler, ids, Stop(self.tokens, self.ends), budget))
 
 
-def timed(call: Callable[[], list[int]]) -> tuple[float, list[int]]:
+def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     """Seconds and result."""
     began = time.perf_counter()
     out = call()
@@ -82,37 +80,44 @@ def timed(call: Callable[[], list[int]]) -> tuple[float, list[int]]:
 def compare(bench: Bench, prompts: dict[str, list[str]]) -> dict[str, Any]:
     """Seconds per subtask and contestant, interleaved prompt by prompt."""
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    emitted: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    decoding: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    emitted: dict[str, int] = defaultdict(int)
+    rounds: dict[str, int] = defaultdict(int)
     unequal = []
     for subtask, texts in prompts.items():
         for number, text in enumerate(texts):
             ids = bench.engine.chat_ids([{"role": "user", "content": text}])
-            contestants: dict[str, Callable[[], list[int]]] = {
+            contestants: dict[str, Callable[[], list[int] | list[Round]]] = {
                 "transformers": lambda ids=ids: bench.transformers(ids),
-                "plain": lambda ids=ids: bench.ours(ids, none.Drafter()),
+                "plain": lambda ids=ids: bench.rounds(ids, none.Drafter()),
                 "transformers_lookup": lambda ids=ids: bench.transformers(ids, prompt_lookup_num_tokens=10),
-                "ngram": lambda ids=ids: bench.ours(ids, ngram.Drafter()),
+                "ngram": lambda ids=ids: bench.rounds(ids, ngram.Drafter()),
             }
             answers = {}
             for name, call in contestants.items():
-                spent, answers[name] = timed(call)
+                spent, out = timed(call)
                 seconds[subtask][name] += spent
-            emitted[subtask][0] += len(answers["plain"])
-            emitted[subtask][1] += len(bench.rounds(ids, ngram.Drafter()))
+                if isinstance(out[0], Round):
+                    decoding[subtask][name] += sum(r.seconds.decode for r in out)
+                    rounds[subtask] += len(out) if name == "ngram" else 0
+                    out = [t for r in out for t in r.tokens]
+                answers[name] = out
+            emitted[subtask] += len(answers["plain"])
             unequal += [(subtask, number, n) for n in contestants if answers[n] != answers["plain"]]
             print(f"\r{subtask} {number + 1}/{len(texts)}   ", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     rows = {}
     for subtask, s in seconds.items():
-        tokens, rounds = emitted[subtask]
+        tokens, decode_only = emitted[subtask], decoding[subtask]
         rows[subtask] = {
             "tokens": tokens,
-            "plain_tokens_per_second": tokens / s["plain"],
+            "plain_tokens_per_second": tokens / decode_only["plain"],
             "plain_over_transformers": s["transformers"] / s["plain"],
             "ngram_over_plain": s["plain"] / s["ngram"],
+            "ngram_over_plain_decoding": decode_only["plain"] / decode_only["ngram"],
             "ngram_over_transformers_lookup": s["transformers_lookup"] / s["ngram"],
             "lookup_over_transformers": s["transformers"] / s["transformers_lookup"],
-            "mean_accepted_length": tokens / rounds,
+            "mean_accepted_length": tokens / rounds[subtask],
         }
     return {"subtasks": rows, "unequal": unequal}
 
@@ -185,12 +190,14 @@ def main() -> None:
     prompts = read_prompts(args.questions, args.per_subtask)
     bench = Bench(args.target, args.tokens)
     warm = bench.engine.chat_ids([{"role": "user", "content": "Say hello."}])
-    bench.transformers(warm), bench.ours(warm, ngram.Drafter())
+    bench.transformers(warm), bench.rounds(warm, ngram.Drafter())
     result = compare(bench, prompts)
     columns = list(next(iter(result["subtasks"].values())))
-    print(f"{'subtask':16}" + "".join(f"{c[:30]:>32}" for c in columns))
+    for number, column in enumerate(columns, 1):
+        print(f"({number}) {column.replace('_', ' ')}")
+    print(f"{'':16}" + "".join(f"{f'({number})':>9}" for number in range(1, len(columns) + 1)))
     for subtask, row in result["subtasks"].items():
-        print(f"{subtask:16}" + "".join(f"{row[c]:32.2f}" for c in columns))
+        print(f"{subtask:16}" + "".join(f"{row[c]:9.2f}" for c in columns))
     print("answers that differ from plain decoding:", result["unequal"] or "none")
     ids = bench.engine.chat_ids([{"role": "user", "content": prompts["summarization"][0]}])
     settings = {

@@ -18,6 +18,8 @@ from speclocal.sources import Progress
 from speclocal.text import StopStrings, Text
 
 Messages = Sequence[Mapping[str, str]]
+PATIENCE = 8
+"""Drafted rounds in a row that accept nothing before drafting pauses for a while."""
 
 
 @dataclass(frozen=True)
@@ -310,7 +312,8 @@ class Engine:
                     break
                 cached += 1
             stop = Stop(limit, self.text.end_ids, matches)
-            yield from decode(self.target, self.drafter, sampler, ids, stop, Budget(self.drafter.limit), progress)
+            budget = Budget(self.drafter.limit, misses=PATIENCE)
+            yield from decode(self.target, self.drafter, sampler, ids, stop, budget, progress)
 
         return Stream(self.text, ids, sampling, request.stop, start, lambda: cached)
 

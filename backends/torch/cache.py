@@ -98,14 +98,16 @@ class TreeCache(Cache):
         self.reserve(self.length + stop)
         self._at, self._end = self.length + start, self.length + stop
 
-    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Called by every attention layer, in order on the first pass: store, return all keys and values so far."""
-        if layer == len(self._keys):
-            self._keys.append(self._allocate(key))
-            self._values.append(self._allocate(value))
-        keys, values = self._keys[layer], self._values[layer]
-        keys[:, :, self._at : self._end] = key
-        values[:, :, self._at : self._end] = value
+        if layer_idx == len(self._keys):
+            self._keys.append(self._allocate(key_states))
+            self._values.append(self._allocate(value_states))
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        keys[:, :, self._at : self._end] = key_states
+        values[:, :, self._at : self._end] = value_states
         return keys[:, :, : self._end], values[:, :, : self._end]
 
     def commit(self, path: Sequence[int]) -> None:

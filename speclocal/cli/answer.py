@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from speclocal.ui.interrupt import Interrupt
@@ -11,7 +12,7 @@ from speclocal.ui.terminal import Spinner, Terminal
 
 if TYPE_CHECKING:
     from speclocal.core.sampling import Sampling
-    from speclocal.engine import Answer, Engine, Load, Request
+    from speclocal.engine import Answer, Engine, Header, Load, Request
 
 
 class _Downloads(DownloadBar):
@@ -40,9 +41,10 @@ def open_engine(terminal: Terminal, settings: Load) -> Engine:
     return made
 
 
-def describe(header: Any) -> str:
+def describe(header: Header) -> str:
     """What answers, in one line."""
-    revision = f"@{header.revision[:12]}" if header.revision else ""
+    commit = re.fullmatch("[0-9a-f]{40}", header.revision or "")
+    revision = f" ({header.revision[:12] if commit else header.revision})" if header.revision else ""
     return (
         f"{header.target}{revision} on {header.backend} ({header.device}, {header.dtype}), "
         f"drafter {header.drafter}, {header.verify} verification"

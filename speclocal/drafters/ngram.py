@@ -37,7 +37,7 @@ class Settings:
     depth: int = 15
     nodes: int = 15
     topk: int = 4
-    confidence: float = 0.03
+    confidence: float = 0.04
 
     def __post_init__(self) -> None:
         check_whole("max", self.max, 1, 1_000_000)
@@ -115,13 +115,17 @@ class Drafter:
         """Continuations of the text itself: by the longest suffix, and with what is left over by shorter ones."""
         s, left = self.settings, 1.0
         out: list[tuple[float, _Candidate]] = []
+        proposed: set[int] = set()
         for state in self._text.matches(SUFFIXES):
             match = min(self._text.length[state], s.max)
             if match < s.min:
                 break
             rate = self._rate(match)
             for share, token, onward in self._onward(state):
-                out.append((left * rate * share, _Candidate(0, token, onward, match + 1, 1)))
+                # A shorter suffix is no second witness for what a longer one proposes already.
+                if token not in proposed:
+                    proposed.add(token)
+                    out.append((left * rate * share, _Candidate(0, token, onward, match + 1, 1)))
             if not self._match[0]:
                 self._match[0] = match
             left *= 1 - rate

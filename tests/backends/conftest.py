@@ -9,8 +9,11 @@ from types import ModuleType
 
 import pytest
 
+import speclocal
 from speclocal import backends
 from speclocal.core.interfaces import Target
+from speclocal.engine import Engine, Load
+from tests.backends.folders import SIZE, model_folder
 
 INSTALLED = [name for name in backends.NAMES if find_spec(name)]
 
@@ -36,3 +39,31 @@ def tiny(lab: ModuleType) -> Callable[..., Target]:
 def plain(lab: ModuleType) -> Callable[..., list[int]]:
     """(kind, prompt, n, **changes) -> the greedy continuation by the untouched framework."""
     return lab.plain
+
+
+@pytest.fixture(scope="session")
+def folder(lab, tmp_path_factory):
+    return model_folder(lab, tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="session")
+def draft_folder(lab, tmp_path_factory):
+    return model_folder(lab, tmp_path_factory.mktemp("draft"), noise=0.05)
+
+
+@pytest.fixture(scope="session")
+def build(folder, draft_folder, backend_name):
+    """(drafter, text=, depth=, **Load fields) -> Engine"""
+
+    def make(name="none", text=(), depth=4, notify=None, **more) -> Engine:
+        method, options, model = name, {}, None
+        if name.startswith("draft"):
+            method, model = "draft_model", str(draft_folder)
+            options = {"depth": str(depth)} | ({"topk": "3", "nodes": "8"} if name.endswith("tree") else {})
+        elif name in ("oracle", "wrong", "mixed"):
+            method = "scripted"
+            options = {"preset": name, "text": ",".join(map(str, text)), "depth": str(depth), "vocab": str(SIZE)}
+        fields = {"target": str(folder), "draft_model": model, "backend": backend_name, "device": "cpu", **more}
+        return speclocal.load(Load(drafter=method, options=options, **fields), notify)
+
+    return make

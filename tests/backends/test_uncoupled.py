@@ -1,4 +1,4 @@
-"""Rejection and block verification end to end: two tokens of a model of 8 words follow its exact law (SMP-01, SMP-02)."""
+"""Rejection and block verification end to end: two tokens of a model of 8 words follow its exact law (SMP)."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def residual_is_p(ops, p, q):
 
 def plain_product(ops, p, tree):
     """Keeps a prefix with its running ratio, and draws the last token as if that were block verification."""
-    thresholds, laws = verify_block_thresholds(ops, p, tree)
+    _, laws = verify_block_thresholds(ops, p, tree)
     w, kept = 1.0, [1.0]
     for i in range(1, len(tree)):
         w = min(1.0, w * float(p[i - 1, tree.tokens[i]] / tree.q[i - 1, tree.tokens[i]]))

@@ -14,6 +14,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
@@ -129,6 +130,10 @@ def probed(kind: str, **changes: Any) -> tuple[TorchTarget, list[str]]:
     return loading.wrap(_build(kind, **changes), notices.append), notices
 
 
+def has_cuda() -> bool:
+    return torch.cuda.is_available()
+
+
 def load(folder: Path, **options: Any) -> TorchTarget:
     """A target from a folder."""
     return loading.load(folder, lambda text: None, **options)
@@ -144,6 +149,24 @@ def save(kind: str, folder: Path, **changes: Any) -> None:
 def save_config(kind: str, folder: Path) -> None:
     """Write config.json only."""
     _config(kind).save_pretrained(folder)
+
+
+def pickle(folder: Path, runs: str | None = None) -> None:
+    """Turn the weights of a folder into a pickle, or into one that runs a line of code when it is opened."""
+    weights = folder / "model.safetensors"
+    if weights.exists():
+        torch.save(load_file(weights), folder / "pytorch_model.bin")
+        weights.unlink()
+    if runs:
+        torch.save(_Running(runs), folder / "pytorch_model.bin")
+
+
+class _Running:
+    def __init__(self, line: str):
+        self._line = line
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, (self._line,)
 
 
 @torch.inference_mode()

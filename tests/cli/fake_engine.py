@@ -24,7 +24,7 @@ SKY = (
     Step((Piece(" because air", ACCEPTED), Piece(" scatters", BONUS)), ""),
     Step((Piece(" short waves", ACCEPTED), Piece(".", RECOVERED)), ", says\nhe"),
 )
-HEADER = Header("fake", "0123456789abcdef", "torch", "cpu", "float32", 2048, "ngram", "coupled", ("<end>",), "96", ())
+HEADER = Header("fake", "0123456789" * 4, "torch", "cpu", "float32", 2048, "ngram", "coupled", ("<end>",), "96", ())
 
 
 def steps(*texts: str, origin: Origin = ACCEPTED) -> tuple[Step, ...]:

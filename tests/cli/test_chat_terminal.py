@@ -20,7 +20,7 @@ SLOW = json.dumps({"texts": ["one ", "two ", "three ", "four "], "delay": 0.5})
 
 
 def open_chat(console: Callable[..., Any], *args: str, **settings: Any) -> Any:
-    shown = console("chat", *args, **settings)
+    shown = console("chat", *args, **{"columns": 200, **settings})  # so that no typed line wraps
     shown.expect("/help explains")
     shown.expect(">")
     return shown

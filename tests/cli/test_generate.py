@@ -18,7 +18,7 @@ SKY = "The sky is blue because air scatters short waves.\n"
 def test_answer_on_stdout_all_else_on_stderr(run: Callable[..., Any]) -> None:
     result = run("generate", "hi", "--verbose")
     assert (result.exit_code, result.stdout) == (0, SKY)
-    assert "fake@0123456789ab on torch (cpu, float32), drafter ngram, coupled verification" in result.stderr
+    assert "fake (012345678901) on torch (cpu, float32), drafter ngram, coupled verification" in result.stderr
     assert "context 2048 tokens, vocabulary 96, answers end at <end>" in result.stderr
     assert result.stderr.splitlines()[-1].startswith("7 tokens · 7.0 tokens/s · 4 rounds")
 
