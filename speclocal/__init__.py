@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'speclocal' has no attribute {name!r}")
 
 
-def generate(prompt: str, *, target: str = "smollm2-135m", drafter: str = "ngram", max_tokens: int = 512) -> Answer:
+def generate(prompt: str, *, target: str = "smollm2-135m", drafter: str | None = None, max_tokens: int = 512) -> Answer:
     """Answer one prompt; for more than one, `load` an Engine and keep it."""
     from speclocal.engine import Load, Request, load
 

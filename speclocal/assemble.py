@@ -81,7 +81,8 @@ def assemble(settings: Load, notify: Notify, progress: Progress | None) -> Engin
     )
 
     def remake(name: str, options: Mapping[str, Any]) -> tuple[Drafter, Header]:
-        name, source = _drafter_of(replace(settings, drafter=name))
+        again = settings.draft_model if name == "draft_model" else None
+        name, source = _drafter_of(replace(settings, drafter=name, draft_model=again))
         drafter, verify = maker.make(name, find(name), source, options, None)
         return drafter, replace(header, drafter=drafter.name, verify=verify, notices=tuple(notices))
 
@@ -90,10 +91,16 @@ def assemble(settings: Load, notify: Notify, progress: Progress | None) -> Engin
 
 def _drafter_of(settings: Load) -> tuple[str, str | None]:
     """Method and weights of the drafter: `method`, `method:source`, or `--draft-model source` alone."""
-    name, _, source = settings.drafter.partition(":")
+    name, _, source = (settings.drafter or ("draft_model" if settings.draft_model else "ngram")).partition(":")
     name = name.replace("-", "_")
-    if settings.draft_model and name not in ("none", "scripted"):
-        return "draft_model", settings.draft_model
+    if settings.draft_model and not source and name == "draft_model":
+        source = settings.draft_model
+    if settings.draft_model and settings.draft_model != source:
+        raise UsageError(
+            "a draft model and another drafter",
+            got=f"{settings.drafter} and {settings.draft_model}",
+            do="name one of them",
+        )
     if name == "draft_model" and not source:
         raise UsageError(
             "the draft_model drafter needs a model",
@@ -183,19 +190,17 @@ class _DrafterMaker:
 
     def _check_vocabulary(self, text: Text, model: Target) -> None:
         """Both models must mean the same by every id; only padding may differ."""
-        if difference := first_difference(self._text, text):
+        difference = first_difference(self._text, text)
+        if difference is None and self._text.size != text.size:
+            first = min(self._text.size, text.size)
+            difference = first, self._text.token(first), text.token(first)
+        if difference:
             token, ours, theirs = difference
             raise ModelError(
                 f"the draft model has another tokenizer: id {token} differs",
-                got=f"{theirs!r} in the draft model",
-                expected=f"{ours!r} as in the target",
+                got=f"{theirs!r} in the draft model" if theirs is not None else "no such token in the draft model",
+                expected=f"{ours!r} as in the target" if ours is not None else "no such token, as in the target",
                 do="take a draft model of the same family",
-            )
-        if self._text.size != text.size:
-            raise ModelError(
-                "the draft model's tokenizer has another size",
-                got=f"{text.size} tokens",
-                expected=f"{self._text.size} tokens as in the target",
             )
         if model.vocab != self._target.vocab:
             shared = min(text.size, self._text.size)

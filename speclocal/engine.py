@@ -27,7 +27,8 @@ class Load:
     """What to load. Everything has a default; front ends fill it from flags, environment and the user file.
 
     target:        alias, hub id (`org/name@revision`), local folder, or GGUF file.
-    drafter:       `none`, `ngram`, `draft_model`, `scripted`; `method:source` names weights too.
+    drafter:       `none`, `ngram`, `draft_model`, `scripted`; `method:source` names weights too. None: `draft_model` if
+                   one is named, else `ngram`.
     draft_model:   source of the draft model for `draft_model`, like `target`.
     options:       settings of the drafter by name (`-o depth=6`), checked against its own `Settings`.
     verify:        `coupled`, `rejection` or `block`.
@@ -36,7 +37,7 @@ class Load:
     """
 
     target: str = "smollm2-135m"
-    drafter: str = "ngram"
+    drafter: str | None = None
     draft_model: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     verify: str = "coupled"
@@ -212,7 +213,8 @@ class Stream(Iterator[Step]):
     def answer(self) -> Answer:
         """The answer so far."""
         return Answer(
-            text=self._shown,
+            # What was held back, in case it began a stop string, belongs to an answer that was cut short.
+            text=self._text.decode(self._ids) if self._finish == "interrupted" else self._shown,
             token_ids=tuple(self._ids),
             origins=tuple(self._origins),
             finish_reason=self._finish,
@@ -279,6 +281,8 @@ class Engine:
 
         Raises UsageError for an empty prompt, ContextError for one that does not fit; both before any model work.
         """
+        if request.max_tokens is not None and request.max_tokens < 0:
+            raise UsageError("impossible max_tokens", got=request.max_tokens, expected="0 or more")
         ids = self.prompt_ids(request)
         room = self.target.context - len(ids)
         if room < 1:

@@ -6,13 +6,28 @@ oneDNN can keep the packed weight: one row then runs at memory speed, and 16 row
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 
+PACKED = (torch.float32, torch.bfloat16)
 
-def available() -> bool:
-    """Whether this torch build has the packed product."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+@cache
+def available(dtype: torch.dtype = torch.float32) -> bool:
+    """Whether this torch build and processor have the packed product, and it is right on a small case."""
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    plain = nn.Linear(48, 40, dtype=dtype)
+    x = torch.linspace(-1, 1, 3 * 48).view(3, 48).to(dtype)
+    try:
+        packed = PackedLinear(plain)(x)
+    except RuntimeError:  # an operator this processor lacks
+        return False
+    return torch.allclose(packed.float(), plain(x).float(), atol=1e-5 if dtype == torch.float32 else 2e-2)
 
 
 class PackedLinear(nn.Module):
@@ -37,13 +52,12 @@ def pack(model: nn.Module) -> int:
 
     Subclasses (quantised layers) stay. A weight shared with an embedding keeps its plain copy there.
     """
-    if not available():
-        return 0
     count = 0
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and child.weight.dtype in (torch.float32, torch.bfloat16):
-                setattr(module, name, PackedLinear(child))
-
+    # Parents only: a list of all modules would keep the plain weights alive until the end.
+    parents = [module for module in model.modules() if any(type(child) is nn.Linear for child in module.children())]
+    for parent in parents:
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear and child.weight.dtype in PACKED and available(child.weight.dtype):
+                setattr(parent, name, PackedLinear(child))
                 count += 1
     return count

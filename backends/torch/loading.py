@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -41,7 +42,10 @@ def load(
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     on = _device(device)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot load {folder.name}: {str(error).strip().splitlines()[0]}") from error
     refuse_recurrent(config)
     if dtype not in ("auto", *DTYPES):
         raise UsageError("unknown dtype", got=dtype, expected=f"auto, {', '.join(DTYPES)}")
@@ -50,8 +54,9 @@ def load(
     if dtype == "auto" and on.type == "cpu" and not quantised:
         precision = torch.float32
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model, report = AutoModelForCausalLM.from_pretrained(
             folder,
+            output_loading_info=True,
             config=config,
             dtype=precision,
             attn_implementation=NAME,
@@ -64,8 +69,17 @@ def load(
     except ImportError as error:
         # transformers names the missing quantisation package in its first line.
         raise ModelError(f"cannot load {folder.name}: {str(error).strip().splitlines()[0]}") from error
+    except UnpicklingError as error:
+        raise ModelError(
+            f"the pickled weights of {folder.name} hold more than tensors; they were not opened"
+        ) from error
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot load {folder.name}: {str(error).strip().splitlines()[0]}") from error
+    if missing := sorted(report["missing_keys"]):
+        # transformers would fill them with random numbers.
+        raise ModelError(
+            f"{folder.name} lacks {len(missing)} of its weights", got=f"no {missing[0]}", do="fetch it again"
+        )
     model.eval().requires_grad_(False)
     return wrap(model, notify, context, taps)
 

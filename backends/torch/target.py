@@ -51,6 +51,8 @@ class TorchTarget:
                 "the text is longer than the context", got=f"{len(tokens)} tokens", expected=f"at most {self.context}"
             )
         same = 0
+        if len(self._cached) != self.cache.length:
+            self._cached.clear()  # a commit was interrupted: what the cache holds is not known
         while same < min(len(tokens), len(self._cached)) and tokens[same] == self._cached[same]:
             same += 1
         self.cache.truncate(same)

@@ -30,7 +30,7 @@ def verify(law: Law, tree: DraftTree, sampler: Sampler) -> Acceptance:
 
     law: the target's at every node (`Sampler.law`).
     """
-    if sampler.rule == "coupled":
+    if sampler.rule == "coupled" or sampler.sampling.greedy:
         return coupled(law, tree, sampler)
     if sampler.rule == "rejection":
         return rejection(law, tree, sampler)

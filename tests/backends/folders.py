@@ -14,9 +14,12 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from speclocal.core.interfaces import Scores
+from speclocal.core.sampling import Sampling
 from speclocal.core.tree import DraftTree
+from speclocal.engine import Answer, Engine, Request
 
 SIZE = 500
+GREEDY = Sampling()
 SPECIALS = ("<s>", "</s>", "<|user|>", "<|assistant|>")
 TEMPLATE = (
     "{% for m in messages %}{{ '<|user|>' if m['role'] == 'user' else '<|assistant|>' }}{{ m['content'] }}{% endfor %}"
@@ -83,3 +86,17 @@ class Forced:
             if position < len(self._text):
                 raised[row, self._text[position]] = 1e4
         return Scores(scores.logits + self._target.ops.array(raised.tolist()), scores.taps)
+
+
+def answer(engine: Engine, prompt: Any = "the quick brown fox", n: int = 40, sampling: Sampling = GREEDY) -> Answer:
+    """A whole answer, greedy unless told otherwise."""
+    stream = engine.stream(Request(prompt, raw=isinstance(prompt, str), sampling=sampling, max_tokens=n))
+    for _ in stream:
+        pass
+    return stream.answer()
+
+
+def one_line(error: Any) -> int:
+    """The error is one line; returns the exit code."""
+    assert "\n" not in str(error.value)
+    return error.value.exit_code

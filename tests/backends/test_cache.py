@@ -57,7 +57,7 @@ def draft_model_rolls_back(lab, kind, name, temperature, changes):
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_turns_equal_a_fresh_target(lab, plain, name):
-    """The same prompt twice, the next turn, an edited turn, a shorter one: each answer is a fresh process's (CTX-05)."""
+    """The same prompt twice, the next turn, an edited turn, a shorter one: each answer is a fresh one's (CTX-05)."""
     first = ids(30, seed=1)
     answer = plain("llama", first, 20)
     turn = first + answer + ids(7, seed=2)
@@ -184,7 +184,7 @@ def test_two_thousand_tokens_are_never_copied(lab):
             target.commit(tree.path(deepest))
         assert sum(moved) < held / 100
     places = lab.storages(target)
-    play(target, Shaped(SHAPES["full"], ids(3000), 0.5), list(target.cached) + [1], 40)
+    play(target, Shaped(SHAPES["full"], ids(3000), 0.5), [*target.cached, 1], 40)
     assert lab.storages(target) == places, "room for the answer was made with the prompt"
 
 
@@ -202,7 +202,7 @@ def test_buffers_grow_and_keep_everything(lab, plain):
 
 def test_prompts_must_fit(lab):
     target = lab.new("llama", context=64)
-    with pytest.raises(ContextError, match="65 tokens.* 64"):
+    with pytest.raises(ContextError, match=r"65 tokens.* 64"):
         target.prefill(ids(65))
     target.prefill(ids(63))
     assert host(target, target.score(DraftTree.chain(1)).logits).shape == (1, target.vocab)

@@ -43,7 +43,7 @@ SETTINGS = {
 END = (3, 11, 40, 41)
 
 
-def sampled(lab, prompt, sampling, name="none", text=(), n=30, kind="llama", depth=4, **more):
+def sampled(lab, prompt, sampling, name="none", text=(), n=24, kind="llama", depth=4, **more):
     made = drafter(name, lab, kind, text, depth)
     return play(lab.new(kind), made, prompt, n, sampling, **more)
 

@@ -28,7 +28,7 @@ from tests.backends.play import (
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_class_and_drafter(lab, plain, kind, name):
     prompt = ids(9, seed=1)
-    expected = plain(kind, prompt, 40)
+    expected = plain(kind, prompt, 32)
     made = drafter(name, lab, kind, prompt + expected)
     rounds = checks.greedy_equals_generate(lab, kind, made, prompt, expected)
     if name in HITS:
@@ -40,7 +40,7 @@ def test_every_class_and_drafter(lab, plain, kind, name):
 @pytest.mark.parametrize("depth", range(1, 9))
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_draft_length(lab, plain, name, depth):
-    for seed in (2, 3, 4):
+    for seed in (2, 3):
         prompt = ids(5 + seed, seed)
         expected = plain("llama", prompt, 30)
         made = drafter(name, lab, "llama", prompt + expected, depth)
@@ -169,11 +169,11 @@ def penalised(lab, prompt, n, presence, frequency):
 def test_penalties_count_only_what_is_kept(lab, presence, frequency):
     """Refused drafts leave no trace, accepted ones count once (LGT-01)."""
     prompt = ids(8)
-    expected = penalised(lab, prompt, 40, presence, frequency)
-    assert expected != penalised(lab, prompt, 40, 0, 0)
+    expected = penalised(lab, prompt, 24, presence, frequency)
+    assert expected != penalised(lab, prompt, 24, 0, 0)
     sampling = Sampling(presence_penalty=presence, frequency_penalty=frequency)
     for name in DRAFTERS:
-        for depth in (2, 8, 48):
+        for depth in (2, 8) if name.startswith(("draft", "stranger")) else (2, 8, 48):
             made = drafter(name, lab, "llama", prompt + expected, depth)
             checks.greedy_equals_generate(lab, "llama", made, prompt, expected, sampling=sampling)
 
