@@ -45,7 +45,7 @@ def load(
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise ModelError(f"cannot load {folder.name}: {str(error).strip().splitlines()[0]}") from error
+        raise _unusable(folder, error) from error
     refuse_recurrent(config)
     if dtype not in ("auto", *DTYPES):
         raise UsageError("unknown dtype", got=dtype, expected=f"auto, {', '.join(DTYPES)}")
@@ -54,7 +54,7 @@ def load(
     if dtype == "auto" and on.type == "cpu" and not quantised:
         precision = torch.float32
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             output_loading_info=True,
             config=config,
@@ -66,20 +66,14 @@ def load(
             local_files_only=True,
             device_map=None if on.type == "cpu" and not quantised else {"": on},
         )
-    except ImportError as error:
-        # transformers names the missing quantisation package in its first line.
-        raise ModelError(f"cannot load {folder.name}: {str(error).strip().splitlines()[0]}") from error
     except UnpicklingError as error:
-        raise ModelError(
-            f"the pickled weights of {folder.name} hold more than tensors; they were not opened"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot load {folder.name}: {str(error).strip().splitlines()[0]}") from error
+        raise ModelError(f"the pickled weights of {folder.name} hold more than tensors: not opened") from error
+    except (ImportError, OSError, ValueError) as error:  # ImportError: names the quantisation package that is missing
+        raise _unusable(folder, error) from error
+    model, report = loaded
     if missing := sorted(report["missing_keys"]):
         # transformers would fill them with random numbers.
-        raise ModelError(
-            f"{folder.name} lacks {len(missing)} of its weights", got=f"no {missing[0]}", do="fetch it again"
-        )
+        raise ModelError(f"{folder.name} lacks {len(missing)} weights", got=f"no {missing[0]}", do="fetch it again")
     model.eval().requires_grad_(False)
     return wrap(model, notify, context, taps)
 
