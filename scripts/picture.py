@@ -12,8 +12,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-PROMPT = "Copy this line five times: the red boat waits by pier 7"
-COMMAND = ["generate", PROMPT, "--color", "always", "--show-rejected", "--max-tokens", "90"]
+PROMPT = "Copy this line ten times: the red boat waits by pier 7"
+COMMAND = ["generate", PROMPT, "--color", "always", "--show-rejected", "--max-tokens", "100"]
 WIDTH = 100
 
 

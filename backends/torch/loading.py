@@ -78,6 +78,10 @@ def load(
     return wrap(model, notify, context, taps)
 
 
+def _unusable(folder: Path, error: Exception) -> ModelError:
+    return ModelError(f"cannot load {folder.name}: {str(error).strip().splitlines()[0]}")
+
+
 def wrap(
     model: Any, notify: Callable[[str], None], context: int | None = None, taps: Sequence[int] = ()
 ) -> TorchTarget:

@@ -238,8 +238,7 @@ class Sampler:
                 # Top-p counts the mass of what top-k left.
                 floors.append(self._nucleus_floor(best, xp.logsumexp(best, -1)))
         elif s.top_p < 1:
-            best, total = self._enough(x)
-            floors.append(self._nucleus_floor(best, total))
+            floors.append(self._nucleus(x))
         if s.min_p > 0:
             if best is None:
                 best, _ = ops.top(x, 1)
@@ -262,18 +261,27 @@ class Sampler:
         last = xp.sum(xp.where(before < self.sampling.top_p, 1, 0), -1) - 1
         return best[ops.arange(best.shape[0]), last][:, None]
 
-    def _enough(self, x: Array) -> tuple[Array, Array]:
-        """The best scores of each row, descending, at least as many as the nucleus holds; and the rows' logsumexp.
+    def _nucleus(self, x: Array) -> Array:
+        """Score of the last token of the nucleus of each row, [N, 1].
 
-        A nucleus is mostly few tokens; where looking costs nothing, sorting the whole row is the last resort.
+        A nucleus is mostly few tokens; where looking costs nothing, only rows that need it are sorted further down.
         """
         xp, ops, width = self.ops.xp, self.ops, x.shape[-1]
         total = xp.logsumexp(x, -1)
-        for k in (64, 1024) if ops.support else ():
+        floor, open_rows = None, list(range(x.shape[0]))
+        for k in (64, 1024, width) if ops.support else (width,):
+            rows = ops.array(open_rows)
+            some, their = (x, total) if len(open_rows) == x.shape[0] else (x[rows], total[rows])
+            best, _ = ops.top(some, min(k, width))
+            floors = self._nucleus_floor(best, their)
+            if floor is None:
+                floor = floors
+            else:
+                floor[rows] = floors
             if k >= width:
                 break
-            best, _ = ops.top(x, k)
-            (mass,) = ops.to_host(xp.sum(xp.exp(best - total[:, None]), -1))
-            if min(mass) >= self.sampling.top_p:
-                return best, total
-        return ops.top(x, width)[0], total
+            (mass,) = ops.to_host(xp.sum(xp.exp(best - their[:, None]), -1))
+            open_rows = [row for row, m in zip(open_rows, mass, strict=True) if m < self.sampling.top_p]
+            if not open_rows:
+                break
+        return floor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +169,28 @@ def test_raw_logits_stay_as_the_model_gave_them(ops: Ops) -> None:
     raw = ops.array([[1.0, 2.0, 3.0, 4.0]] * 3)
     sampler.law(raw, DraftTree.chain(0, [2, 2]))
     assert ops.to_host(raw)[0] == [[1.0, 2.0, 3.0, 4.0]] * 3
+
+
+def check_nucleus_of_wide_rows(ops: Ops) -> None:
+    """Rows that need few, some hundred and nearly all tokens, side by side: the support is the naive one."""
+    width, top_p = 5000, 0.9
+    spread = {"peaked": 0.5, "middling": 3.0, "flat": 0.01}
+    rows = [[s * math.sin(1.7 * i * i + 0.3) * 4 for i in range(width)] for s in spread.values()]
+    rows[0][17:20] = [14.0, 15.0, 16.0]
+    sampler = Sampler(ops, Sampling(temperature=1.0, top_p=top_p), width, [0])
+    (p,) = ops.to_host(sampler.probabilities(sampler.law(ops.array(rows), DraftTree.chain(0, [1, 2]))))
+    sizes = []
+    for row, law in zip(rows, p, strict=True):
+        weights = sorted((math.exp(x) for x in row), reverse=True)
+        total, mass, size = sum(weights), 0.0, 0
+        while mass < top_p * total:
+            mass += weights[size]
+            size += 1
+        sizes.append(size)
+        assert abs(sum(q > 0 for q in law) - size) <= 1, "rounding may move the last token, no more"
+    assert sizes[0] <= 64 < sizes[1] <= 1024 < sizes[2]
+
+
+def test_nucleus_of_wide_rows(ops: Ops) -> None:
+    check_nucleus_of_wide_rows(ops)
+    check_nucleus_of_wide_rows(replace(ops, support=None))
