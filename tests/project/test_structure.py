@@ -32,7 +32,8 @@ ALLOWED = {
     "speclocal.detokenize": {"errors"},
     "speclocal.text": {"errors", "detokenize"},
     "speclocal.gguf": {"errors", "text"},
-    "speclocal.engine": {"core", "errors", "sources", "text", "assemble"},
+    "speclocal.stream": {"core", "errors", "text"},
+    "speclocal.engine": {"core", "errors", "sources", "stream", "text", "assemble"},
     "speclocal.assemble": {
         "engine", "core", "drafters", "catalogue", "checks", "errors", "gguf", "hub", "sources", "text",
     },
