@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from speclocal.core.tree import DraftTree
 
 
+COLDEST = 1e-5
+"""Below it, logits / temperature would leave float32; 0 is greedy decoding."""
+MOST = 1e6
+"""Largest bias and penalty, for the same reason."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """Settings of the sampler; every value is checked when the object is made (UsageError names field and range).
@@ -45,17 +51,21 @@ class Sampling:
     def __post_init__(self) -> None:
         inf = math.inf
         _check("temperature", self.temperature, 0.0, inf, "a number from 0 up")
+        if 0 < self.temperature < COLDEST:
+            raise UsageError(
+                "impossible temperature", got=self.temperature, expected=f"0 (greedy), or {COLDEST} or more"
+            )
         _check("top_k", self.top_k, 0, inf, "a whole number from 0 (off) up", whole=True)
         _check("top_p", self.top_p, 0.0, 1.0, "a number above 0 and up to 1", open_low=True)
         _check("min_p", self.min_p, 0.0, 1.0, "a number from 0 to 1")
-        _check("repetition_penalty", self.repetition_penalty, 0.0, inf, "a number above 0", open_low=True)
-        _check("presence_penalty", self.presence_penalty, -inf, inf, "a finite number")
-        _check("frequency_penalty", self.frequency_penalty, -inf, inf, "a finite number")
+        _check("repetition_penalty", self.repetition_penalty, 1 / MOST, MOST, "a number above 0, at most 1e6")
+        _check("presence_penalty", self.presence_penalty, -MOST, MOST, "a number from -1e6 to 1e6")
+        _check("frequency_penalty", self.frequency_penalty, -MOST, MOST, "a number from -1e6 to 1e6")
         _check("min_tokens", self.min_tokens, 0, inf, "a whole number from 0 up", whole=True)
         _check("seed", self.seed, 0, 2**64 - 1, "a whole number from 0 to 2^64-1", whole=True)
         for token, bias in self.logit_bias.items():
             _check("logit_bias token", token, 0, inf, "a token id", whole=True)
-            _check(f"logit_bias of token {token}", bias, -inf, inf, "a finite number")
+            _check(f"logit_bias of token {token}", bias, -MOST, MOST, "a number from -1e6 to 1e6")
 
     @property
     def greedy(self) -> bool:

@@ -194,3 +194,16 @@ def check_nucleus_of_wide_rows(ops: Ops) -> None:
 def test_nucleus_of_wide_rows(ops: Ops) -> None:
     check_nucleus_of_wide_rows(ops)
     check_nucleus_of_wide_rows(replace(ops, support=None))
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": 1e-40}, {"logit_bias": {1: 1e39}}, {"repetition_penalty": 1e-30}])
+def test_values_that_leave_float32_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="impossible"):
+        Sampling(**wrong)
+
+
+def test_the_coldest_temperature_is_nearly_greedy(ops: Ops) -> None:
+    logits = ops.array([[30.0, 29.9, -50.0, 30.0 - 1e-3]])
+    sampler = Sampler(ops, Sampling(temperature=1e-5), 4, [0])
+    (p,) = ops.to_host(sampler.probabilities(sampler.law(logits, ROOT)))
+    assert p[0] == pytest.approx([1.0, 0.0, 0.0, 0.0], abs=1e-30)
