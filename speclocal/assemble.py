@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -52,7 +51,7 @@ def assemble(settings: Load, notify: Notify, progress: Progress | None) -> Engin
         notify(text)
 
     name, draft_source = _drafter_of(settings)
-    method = find(name)
+    find(name)  # an unknown method is told before anything is fetched
     backend = import_module("speclocal.backends").load(settings.backend)
     backend_name = backend.__name__.rpartition(".")[2]
     known = catalogue.load()
@@ -60,11 +59,14 @@ def assemble(settings: Load, notify: Notify, progress: Progress | None) -> Engin
     texts = [settings.target] + ([draft_source] if draft_source else [])
     wanted = [known.sources(text, backend_name) for text in texts]
     locals_ = hub.fetch_all(wanted, policy, progress, note)
-    fetch = partial(_fetch, known, backend_name, policy, progress, note)
+
+    def fetch(source: str) -> Local:
+        return hub.fetch(known.sources(source, backend_name), policy, progress, note)
+
     folder = model_folder(locals_[0], backend, note)
     text, target = _load(folder, backend, settings, note)
     maker = _DrafterMaker(settings, backend, target, text, note, fetch)
-    drafter, verify = maker.make(name, method, draft_source, settings.options, locals_[1] if draft_source else None)
+    drafter, verify = maker.make(name, draft_source, settings.options, locals_[1] if draft_source else None)
     width = text.size if text.size == target.vocab else f"{target.vocab}, of which {text.size} have a token"
     header = Header(
         target=settings.target,
@@ -83,7 +85,7 @@ def assemble(settings: Load, notify: Notify, progress: Progress | None) -> Engin
     def remake(name: str, options: Mapping[str, Any]) -> tuple[Drafter, Header]:
         again = settings.draft_model if name == "draft_model" else None
         name, source = _drafter_of(replace(settings, drafter=name, draft_model=again))
-        drafter, verify = maker.make(name, find(name), source, options, None)
+        drafter, verify = maker.make(name, source, options)
         return drafter, replace(header, drafter=drafter.name, verify=verify, notices=tuple(notices))
 
     return Engine(target, drafter, text, header, remake)
@@ -107,12 +109,6 @@ def _drafter_of(settings: Load) -> tuple[str, str | None]:
             do="name it: --draft-model ALIAS, or --drafter draft_model:org/name",
         )
     return name, source or None
-
-
-def _fetch(
-    known: catalogue.Catalogue, backend: str, policy: Policy, progress: Progress | None, note: Notify, text: str
-) -> Local:
-    return hub.fetch(known.sources(text, backend), policy, progress, note)
 
 
 def model_folder(local: Local, backend: ModuleType, note: Notify) -> Path:
@@ -168,9 +164,10 @@ class _DrafterMaker:
         self._note, self._fetch = note, fetch
 
     def make(
-        self, name: str, method: ModuleType, source: str | None, options: Mapping[str, Any], local: Local | None
+        self, name: str, source: str | None, options: Mapping[str, Any], local: Local | None = None
     ) -> tuple[Drafter, str]:
-        """The drafter, and the acceptance rule really in use with it."""
+        """The drafter, and the acceptance rule really in use with it. local: its weights, if they are here already."""
+        method = find(name)
         choices = read_settings(method.Settings, name, options)
         verify = self._settings.verify
         if not self._target.trees and getattr(choices, "topk", 1) > 1:

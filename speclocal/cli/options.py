@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from speclocal.cli.command import Option, Session, debug_option
 from speclocal.cli.values import Bias, Field, Pair
 from speclocal.core.sampling import Sampling
+from speclocal.core.verify import RULES
 from speclocal.errors import UsageError
 from speclocal.ui.terminal import Terminal
 
@@ -126,8 +127,8 @@ model_options = _all(
     _drafting("--ngram-max", type=_whole, metavar="N", help="Longest match."),
     _drafting(
         "--verify",
-        type=_choice(["coupled", "rejection", "block"]),
-        default="coupled",
+        type=_choice(list(RULES)),
+        default=RULES[0],
         show_default=True,
         help="Rule that checks drafts; all keep the model's own law.",
     ),

@@ -136,7 +136,10 @@ class Sampler:
             )
         if not bias and not unknown:
             return None
-        return self.ops.array([-math.inf if i in unknown else float(bias.get(i, 0.0)) for i in range(self.width)])
+        row = self.ops.arange(self.width) * 0.0
+        added = {**dict.fromkeys(unknown, -math.inf), **bias}
+        row[self.ops.array(list(added))] = self.ops.array([float(value) for value in added.values()])
+        return row
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Tokens became part of the text."""
@@ -217,14 +220,14 @@ class Sampler:
             shrunk = ops.xp.where(raw > 0, raw / s.repetition_penalty, raw * s.repetition_penalty)
             return shrunk - ops.array([s.frequency_penalty * n + (s.presence_penalty if n else 0.0) for n in seen])
 
-        x = x + 0.0  # a copy: the raw logits stay as the model gave them
-        # Gathered before the text's own penalty is written: a path token is penalised from its raw logit, once.
-        raw = x[ops.array(rows), ops.array(tokens)] if rows else None
+        logits, x = x, x + 0.0  # a copy: the raw logits stay as the model gave them
         if ids:
             columns = ops.array(ids)
-            x[:, columns] = penalty(x[:, columns], counts)
+            x[:, columns] = penalty(logits[:, columns], counts)
         if rows:
-            x[ops.array(rows), ops.array(tokens)] = penalty(raw, patched)
+            # A path token is penalised from its raw logit, once: not on top of what the text's penalty wrote.
+            at = ops.array(rows), ops.array(tokens)
+            x[at] = penalty(logits[at], patched)
         return x
 
     def _forbid_end(self, x: Array, tree: DraftTree, start: int) -> Array:
@@ -280,14 +283,13 @@ class Sampler:
         total = xp.logsumexp(x, -1)
         floor, open_rows = None, list(range(x.shape[0]))
         for k in (64, 1024, width) if ops.support else (width,):
-            rows = ops.array(open_rows)
-            some, their = (x, total) if len(open_rows) == x.shape[0] else (x[rows], total[rows])
-            best, _ = ops.top(some, min(k, width))
-            floors = self._nucleus_floor(best, their)
             if floor is None:
-                floor = floors
+                best, their = ops.top(x, min(k, width))[0], total
+                floor = self._nucleus_floor(best, their)
             else:
-                floor[rows] = floors
+                rows = ops.array(open_rows)
+                best, their = ops.top(x[rows], min(k, width))[0], total[rows]
+                floor[rows] = self._nucleus_floor(best, their)
             if k >= width:
                 break
             (mass,) = ops.to_host(xp.sum(xp.exp(best - their[:, None]), -1))

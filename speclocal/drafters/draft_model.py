@@ -129,13 +129,13 @@ class Drafter:
         added = []
         for row, node in enumerate(frontier):
             for value, token in zip(best[row], ids[row], strict=True):
-                if value == -math.inf or (not self._free and len(growth.tokens) > nodes):
+                if value == -math.inf or (not self._deterministic and len(growth.tokens) > nodes):
                     continue
                 added.append(len(growth.tokens))
                 growth.tokens.append(token)
                 growth.parents.append(node)
                 growth.score.append(growth.score[node] + min(value - total[row], 0.0))
-        if not self._free:
+        if not self._deterministic:
             return added
         least = math.log(self.settings.confidence) if self.settings.confidence else -math.inf
         promising = sorted((n for n in added if growth.score[n] >= least), key=lambda n: -growth.score[n])
@@ -143,18 +143,18 @@ class Drafter:
 
     @property
     def _deterministic(self) -> bool:
-        """Whether the drafts are a function of the text and of noise that verification may share."""
-        return self._sampler.rule == "coupled" or self._sampler.sampling.greedy
+        """Whether the drafts are a function of the text and of noise that verification may share.
 
-    @property
-    def _free(self) -> bool:
-        """Whether nodes may be chosen by the tokens drawn. If not, the shape is fixed: breadth first."""
-        return self._deterministic
+        Then nodes may be chosen by the tokens drawn, and no q is needed. If not, the shape is fixed: breadth first.
+        """
+        return self._sampler.rule == "coupled" or self._sampler.sampling.greedy
 
     def _select(self, growth: _Growth, nodes: int) -> DraftTree:
         """The `nodes` best paths as a tree to check."""
-        ranked = sorted(range(1, len(growth.tokens)), key=lambda n: (-growth.score[n], n)) if self._free else None
-        chosen = [0, *sorted(ranked[:nodes] if ranked is not None else range(1, len(growth.tokens)))]
+        drawn = list(range(1, len(growth.tokens)))
+        if self._deterministic:
+            drawn = sorted(sorted(drawn, key=lambda n: (-growth.score[n], n))[:nodes])
+        chosen = [0, *drawn]
         number = {node: i for i, node in enumerate(chosen)}
         self._nodes = [growth.place.get(node, -1) for node in chosen]
         tokens = tuple(growth.tokens[n] for n in chosen)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from speclocal.core.interfaces import Acceptance, Limit, Scores
 from speclocal.core.sampling import Sampler
@@ -89,26 +90,20 @@ class Drafter:
         self._match = [0]
         if limit.depth <= 0 or limit.nodes <= 0:
             return tree.build()
-        heap: list[tuple[float, int, _Candidate]] = []
-        order = 0
-        for probability, candidate in self._first():
-            heap.append((-probability, order, candidate))
-            order += 1
+        order = count()  # of two equals the one found first wins
+        heap = [(-probability, next(order), candidate) for probability, candidate in self._first()]
         heapq.heapify(heap)
         while heap and len(tree) <= limit.nodes:
             negative, _, best = heapq.heappop(heap)
             if -negative < self.settings.confidence:
                 break
-            before = len(tree)
             node = tree.child(best.parent, best.token)
-            if node < before:
-                continue
             self._match.append(best.match)
             if best.depth < limit.depth:
                 for share, token, state in self._onward(best.state):
                     p = -negative * share * self._rate(best.match)
-                    heapq.heappush(heap, (-p, order, _Candidate(node, token, state, best.match + 1, best.depth + 1)))
-                    order += 1
+                    onward = _Candidate(node, token, state, best.match + 1, best.depth + 1)
+                    heapq.heappush(heap, (-p, next(order), onward))
         return tree.build()
 
     def _first(self) -> list[tuple[float, _Candidate]]:

