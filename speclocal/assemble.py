@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -14,8 +14,10 @@ from types import ModuleType
 from typing import Any
 
 from speclocal import catalogue, hub
-from speclocal.checks import refuse_code
+from speclocal.checks import PICKLES, read_json, refuse_code, refuse_pickle, weight_sizes
+from speclocal.core.anatomy import context_of, first_of, text_of
 from speclocal.core.interfaces import Drafter, Target
+from speclocal.core.memory import Need, estimate, loaded_bytes, refuse_if_too_large, token_bytes, tokens_that_fit
 from speclocal.core.verify import RULES
 from speclocal.drafters import find, read_settings
 from speclocal.engine import Engine, Header, Load
@@ -24,6 +26,9 @@ from speclocal.sources import Local, Policy, Progress, cache_folder
 from speclocal.text import Text, first_difference
 
 Notify = Callable[[str], None]
+SURE = 2048
+"""Tokens there must be room for where no context is asked for."""
+WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @contextmanager
@@ -63,10 +68,12 @@ def assemble(settings: Load, notify: Notify, progress: Progress | None) -> Engin
     def fetch(source: str) -> Local:
         return hub.fetch(known.sources(source, backend_name), policy, progress, note)
 
-    folder = model_folder(locals_[0], backend, note)
-    text, target = _load(folder, backend, settings, note)
+    folders = [model_folder(local, backend, settings.allow_pickle, note) for local in locals_]
+    models = {"target": folders[0]} | ({"draft model": folders[1]} if name == "draft_model" else {})
+    check_memory(models, settings, backend, note)
+    text, target = _load(folders[0], backend, settings, note)
     maker = _DrafterMaker(settings, backend, target, text, note, fetch)
-    drafter, verify = maker.make(name, draft_source, settings.options, locals_[1] if draft_source else None)
+    drafter, verify = maker.make(name, draft_source, settings.options, folders[1] if draft_source else None)
     width = text.size if text.size == target.vocab else f"{target.vocab}, of which {text.size} have a token"
     header = Header(
         target=settings.target,
@@ -80,6 +87,7 @@ def assemble(settings: Load, notify: Notify, progress: Progress | None) -> Engin
         end_tokens=tuple(text.token(i) or str(i) for i in sorted(text.end_ids)),
         vocabulary=str(width),
         notices=tuple(notices),
+        kv_bits=settings.kv_bits,
     )
 
     def remake(name: str, options: Mapping[str, Any]) -> tuple[Drafter, Header]:
@@ -111,39 +119,110 @@ def _drafter_of(settings: Load) -> tuple[str, str | None]:
     return name, source or None
 
 
-def model_folder(local: Local, backend: ModuleType, note: Notify) -> Path:
-    """A folder in Hugging Face format. A GGUF file is converted once, into the cache, under a temporary name first."""
-    if local.path.is_dir():
-        return local.path
-    stat = local.path.stat()
-    place = cache_folder() / "converted" / f"{local.path.stem}-{stat.st_size:x}-{int(stat.st_mtime):x}"
-    if not (place / "config.json").is_file():
-        from speclocal.gguf import write_tokenizer
+def model_folder(local: Local, backend: ModuleType, allow_pickle: bool, note: Notify) -> Path:
+    """A folder in Hugging Face format that the backend can read.
 
-        note(f"converting {local.path.name} once; later starts are fast")
+    A GGUF file, and pickles where the backend does not read them, are converted once, into the cache.
+    """
+    path = local.path
+    if path.is_file():
+        return _converted(path, [path], _convert_gguf, note)
+    if backend.READS_PICKLES or any(path.glob("*.safetensors")):
+        return path
+    files = [file for file in path.iterdir() if file.name.endswith(PICKLES)]
+    refuse_pickle((file.name for file in files), str(path), allow_pickle)
+    return _converted(path, files, _convert_pickles, note)
+
+
+def _converted(path: Path, files: Sequence[Path], convert: Callable[[Path, Path, Notify], None], note: Notify) -> Path:
+    """What `convert` makes of `path`, named by the sizes and times of its files. Made under a temporary name first."""
+    stats = [file.stat() for file in files]
+    size, time = sum(stat.st_size for stat in stats), max(int(stat.st_mtime) for stat in stats)
+    place = cache_folder() / "converted" / f"{path.stem}-{size:x}-{time:x}"
+    if not (place / "config.json").is_file():
+        note(f"converting {path.name} once; later starts are fast")
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent) as temporary:
             made = Path(temporary) / "model"
             made.mkdir()
-            backend.convert_gguf(local.path, made)
-            if warning := write_tokenizer(local.path, made):
-                note(warning)
+            convert(path, made, note)
             shutil.rmtree(place, ignore_errors=True)
             made.rename(place)
     return place
 
 
+def _convert_gguf(path: Path, place: Path, note: Notify) -> None:
+    from speclocal.gguf import write_tokenizer
+
+    _torch(path).convert_gguf(path, place)
+    if warning := write_tokenizer(path, place):
+        note(warning)
+
+
+def _convert_pickles(path: Path, place: Path, note: Notify) -> None:
+    _torch(path).convert_pickles(path, place)
+
+
+def _torch(path: Path) -> ModuleType:
+    """The backend that converts, whichever runs the model."""
+    backends = import_module("speclocal.backends")
+    if absent := backends.missing("torch"):
+        raise ModelError(
+            f"{path.name} must be converted first, with {' and '.join(absent)}",
+            do=f"{backends.INSTALL['torch']}, or take a model in safetensors",
+        )
+    return backends.load("torch")
+
+
+def check_memory(folders: Mapping[str, Path], settings: Load, backend: ModuleType, note: Notify) -> None:
+    """Refuse, before any weight is read, what cannot fit into memory. folders: what a model is for → where it is.
+
+    Together they must fit with the context asked for, or with 2,048 tokens; where the own context of the first does
+    not fit, a notice says what does.
+    """
+    on_cpu, free = backend.on_cpu(settings.device), backend.free_memory(settings.device)
+    configs = {name: read_json(folder / "config.json") for name, folder in folders.items()}
+    limits = {name: context_of(config, None, lambda text: None) for name, config in configs.items()}
+    wanted = next(iter(limits.values()))
+    sure = min(wanted, settings.context or SURE)
+    needs: dict[str, Need] = {}
+    per_token = 0
+    for name, config in configs.items():
+        weights, element = _widths(config, settings.dtype, on_cpu)
+        bits = settings.kv_bits if name == "target" else None
+        loaded = loaded_bytes(weight_sizes(folders[name]), weights)
+        needs[name] = estimate(config, loaded, min(sure, limits[name]), bits, element)
+        per_token += token_bytes(config, bits, element)
+    refuse_if_too_large(needs, free, "cpu" if on_cpu else settings.device)
+    if not settings.context and (room := tokens_that_fit(needs.values(), per_token, free)) < wanted:
+        note(f"there is memory for about {room} of this model's {wanted} tokens of context; see --context, --kv-bits")
+
+
+def _widths(config: Mapping[str, Any], dtype: str, on_cpu: bool) -> tuple[int | None, int]:
+    """Bytes of a float weight once loaded (None: as stored), and of a number in the cache."""
+    quantised = any(config.get(key) for key in ("quantization_config", "quantization"))
+    if dtype != "auto":
+        return WIDTHS.get(dtype), WIDTHS.get(dtype, 4)
+    if on_cpu and not quantised:
+        return 4, 4
+    stored = str(first_of(text_of(config), "dtype", "torch_dtype") or first_of(config, "dtype", "torch_dtype"))
+    return None, WIDTHS.get(stored, 2)
+
+
 def _load(folder: Path, backend: ModuleType, settings: Load, note: Notify) -> tuple[Text, Target]:
     refuse_code(folder, settings.trust_remote_code)
     text = Text.load(folder, trust_remote_code=settings.trust_remote_code)
+    wired = {} if settings.wired_limit is None else {"wired_limit": settings.wired_limit}
     target = backend.load_target(
         folder,
         note,
         dtype=settings.dtype,
         device=settings.device,
         context=settings.context,
+        kv_bits=settings.kv_bits,
         allow_pickle=settings.allow_pickle,
         trust_remote_code=settings.trust_remote_code,
+        **wired,
     )
     return text, target
 
@@ -164,9 +243,12 @@ class _DrafterMaker:
         self._note, self._fetch = note, fetch
 
     def make(
-        self, name: str, source: str | None, options: Mapping[str, Any], local: Local | None = None
+        self, name: str, source: str | None, options: Mapping[str, Any], folder: Path | None = None
     ) -> tuple[Drafter, str]:
-        """The drafter, and the acceptance rule really in use with it. local: its weights, if they are here already."""
+        """The drafter, and the acceptance rule really in use with it.
+
+        folder: its weights, if they are here and their need of memory was checked together with the target's.
+        """
         method = find(name)
         choices = read_settings(method.Settings, name, options)
         verify = self._settings.verify
@@ -180,8 +262,11 @@ class _DrafterMaker:
             return method.Drafter(choices), verify
         if verify == "block" and choices.topk > 1:
             raise UsageError("block verification checks chains", got=f"topk={choices.topk}", expected="topk=1")
-        folder = model_folder(local or self._fetch(source or ""), self._backend, self._note)
-        text, model = _load(folder, self._backend, replace(self._settings, context=None), self._note)
+        own = replace(self._settings, context=None, kv_bits=None, wired_limit=None)
+        if folder is None:
+            folder = model_folder(self._fetch(source or ""), self._backend, own.allow_pickle, self._note)
+            check_memory({"draft model": folder}, own, self._backend, self._note)
+        text, model = _load(folder, self._backend, own, self._note)
         self._check_vocabulary(text, model)
         return method.Drafter(choices, model, self._note), verify
 

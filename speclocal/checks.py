@@ -52,21 +52,43 @@ def safetensors_problem(path: Path) -> str | None:
     """What is wrong with a safetensors file, None if it is whole: its header tells how long it must be."""
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length)) if 0 < length <= min(_HEADER_LIMIT, size) else None
+        length, tensors = _header(path, size)
     except OSError:
         return "is missing"
-    except ValueError:
-        header = None
-    try:
-        ends = [int(entry["data_offsets"][1]) for name, entry in (header or {}).items() if name != "__metadata__"]
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
-        ends = []
-    if not ends:
+    if not tensors:
         return "has no valid header"
-    expected = 8 + length + max(ends)
+    expected = 8 + length + max(end for _, _, end in tensors)
     return None if size == expected else f"has {size:,} bytes where its header says {expected:,}"
+
+
+def _header(path: Path, size: int) -> tuple[int, list[tuple[str, int, int]]]:
+    """Length of a safetensors header, and number type, first byte and end of each tensor; none if it is not valid."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(length)) if 0 < length <= min(_HEADER_LIMIT, size) else {}
+            entries = [entry for name, entry in header.items() if name != "__metadata__"]
+            spans = [(str(entry.get("dtype")), entry["data_offsets"]) for entry in entries]
+            return length, [(kind, int(span[0]), int(span[1])) for kind, span in spans]
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+            return length, []
+
+
+def weight_sizes(folder: Path) -> dict[str, int]:
+    """Number type, as safetensors names it → bytes of a folder's weights that are stored in it.
+
+    Pickles do not tell: theirs count as the type that config.json names.
+    """
+    sizes: dict[str, int] = {}
+    for path in folder.glob("*.safetensors"):
+        for kind, start, end in _header(path, path.stat().st_size)[1]:
+            sizes[kind] = sizes.get(kind, 0) + end - start
+    if not sizes:
+        config = read_json(folder / "config.json")
+        named = str(config.get("dtype") or config.get("torch_dtype"))
+        kind = {"float32": "F32", "float16": "F16"}.get(named, "BF16")
+        sizes[kind] = sum(path.stat().st_size for path in folder.iterdir() if path.name.endswith(PICKLES))
+    return sizes
 
 
 def gguf_problem(path: Path) -> str | None:

@@ -36,6 +36,8 @@ class Load:
     verify:        `coupled`, `rejection` or `block`.
     dtype:         `auto`, `float32`, `bfloat16`, `float16`.
     device:        `auto`, `cpu`, `cuda`, `cuda:1`.
+    kv_bits:       4 or 8 bits for the target's keys and values; None: its own numbers. A draft model keeps its own.
+    wired_limit:   GiB that MLX keeps macOS from swapping out; None leaves the system's own.
     """
 
     target: str = "smollm2-135m"
@@ -50,6 +52,8 @@ class Load:
     allow_pickle: bool = False
     trust_remote_code: bool = False
     context: int | None = None
+    kv_bits: int | None = None
+    wired_limit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class Header:
     end_tokens: tuple[str, ...]
     vocabulary: str
     notices: tuple[str, ...]
+    kv_bits: int | None = None
 
 
 class Engine:

@@ -61,7 +61,9 @@ class Stream(Iterator[Step]):
         self.prompt_ids = tuple(prompt_ids)
         self._text, self._sampling, self._cached = text, sampling, cached
         self._detokenizer, self._stops = text.detokenizer(), StopStrings(stops)
-        self._rounds = start(self._push)
+        # Only stop strings need the text before the loop goes on; without them it is decoded while the device works.
+        self._early = bool(stops)
+        self._rounds = start(self._push if stops else lambda token: False)
         self._stats = Stats()
         self._finish = "interrupted"
         self._ids: list[int] = []
@@ -75,7 +77,7 @@ class Stream(Iterator[Step]):
         self._waiting: deque[tuple[str, Origin]] = deque()
 
     def _push(self, token: int) -> bool:
-        """Told every emitted token by the loop; True once the text holds a stop string."""
+        """Decode one more emitted token; True once the text holds a stop string."""
         self._spans.append(self._length)
         text = self._detokenizer.push(token)
         self._length += len(text)
@@ -90,6 +92,9 @@ class Stream(Iterator[Step]):
             if not self._stats.rounds:
                 self._finish = "length"
             raise StopIteration
+        if not self._early:
+            for token in round.tokens:
+                self._push(token)
         self._stats.add(round)
         self._ids.extend(round.tokens)
         self._origins.extend(round.origins)

@@ -6,12 +6,38 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from speclocal.errors import UsageError
 
-def load_target(folder: Path, notify: Callable[[str], None], **options: Any) -> Any:
-    """Load a model folder as a Target; see `loading.load`."""
+READS_PICKLES = True
+
+
+def load_target(
+    folder: Path, notify: Callable[[str], None], *, wired_limit: float | None = None, **options: Any
+) -> Any:
+    """Load a model folder as a Target; see `loading.load`. UsageError for a wired_limit: only MLX has one."""
+    if wired_limit is not None:
+        raise UsageError("--wired-limit without effect", got="the torch backend", expected="mlx on Apple Silicon")
     from speclocal.backends.torch.loading import load
 
     return load(folder, notify, **options)
+
+
+def on_cpu(device: str) -> bool:
+    """Whether a device by this name is the processor; UsageError for one there is not."""
+    from speclocal.backends.torch.loading import device_of
+
+    return device_of(device).type == "cpu"
+
+
+def free_memory(device: str) -> int:
+    """Bytes a model may take on this device."""
+    import psutil
+    import torch
+
+    from speclocal.backends.torch.loading import device_of
+
+    on = device_of(device)
+    return psutil.virtual_memory().available if on.type == "cpu" else torch.cuda.mem_get_info(on)[0]
 
 
 def convert_gguf(path: Path, folder: Path) -> None:
@@ -19,6 +45,13 @@ def convert_gguf(path: Path, folder: Path) -> None:
     from speclocal.backends.torch.gguf import convert
 
     convert(path, folder)
+
+
+def convert_pickles(folder: Path, place: Path) -> None:
+    """Write a folder's pickled weights as safetensors into another; see `pickles.convert`."""
+    from speclocal.backends.torch.pickles import convert
+
+    convert(folder, place)
 
 
 def describe() -> dict[str, str]:

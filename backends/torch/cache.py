@@ -24,6 +24,7 @@ class View:
 
     def __init__(self, length: int, tree: DraftTree, start: int, device: torch.device):
         self._length, self._tree, self._start, self._device = length, tree, start, device
+        self.rows = len(tree) - start
         self.positions = torch.tensor([[length + d for d in tree.depth[start:]]], device=device)
         self._made: dict[tuple[int | None, torch.dtype, int], Tensor | None] = {}
 

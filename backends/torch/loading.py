@@ -8,17 +8,18 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from speclocal.backends.torch.kernels.attention import NAME, attention
 from speclocal.backends.torch.linear import pack
-from speclocal.backends.torch.probe import probe
+from speclocal.backends.torch.quantized import make_cache
 from speclocal.backends.torch.target import TorchTarget
+from speclocal.core.anatomy import context_of, refuse_recurrent
+from speclocal.core.parity import probe
 from speclocal.errors import ModelError, UsageError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-DENSE_LAYERS = {"full_attention", "sliding_attention"}
 
 AttentionInterface.register(NAME, attention)
 
@@ -30,23 +31,25 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     context: int | None = None,
-    taps: Sequence[int] = (),
+    kv_bits: int | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
+    taps: Sequence[int] = (),
 ) -> TorchTarget:
     """Load a folder in Hugging Face format.
 
-    dtype `auto`: the checkpoint's on CUDA, float32 on CPU (where 16-bit arithmetic is no faster). Raises ModelError for
-    models that cannot be decoded exactly or whose requirements are not installed.
+    dtype `auto`: the checkpoint's on CUDA, float32 on CPU (where 16-bit arithmetic is no faster). kv_bits: 4 or 8 bits
+    for keys and values, None for the model's own numbers. Raises ModelError for models that cannot be decoded exactly
+    or whose requirements are not installed.
     """
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    on = _device(device)
+    on = device_of(device)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
     except (OSError, ValueError) as error:
         raise _unusable(folder, error) from error
-    refuse_recurrent(config)
+    refuse_recurrent(config.get_text_config().to_dict())
     if dtype not in ("auto", *DTYPES):
         raise UsageError("unknown dtype", got=dtype, expected=f"auto, {', '.join(DTYPES)}")
     quantised = getattr(config, "quantization_config", None) is not None
@@ -75,7 +78,7 @@ def load(
         # transformers would fill them with random numbers.
         raise ModelError(f"{folder.name} lacks {len(missing)} weights", got=f"no {missing[0]}", do="fetch it again")
     model.eval().requires_grad_(False)
-    return wrap(model, notify, context, taps)
+    return wrap(model, notify, context, kv_bits, taps)
 
 
 def _unusable(folder: Path, error: Exception) -> ModelError:
@@ -83,47 +86,26 @@ def _unusable(folder: Path, error: Exception) -> ModelError:
 
 
 def wrap(
-    model: Any, notify: Callable[[str], None], context: int | None = None, taps: Sequence[int] = ()
+    model: Any,
+    notify: Callable[[str], None],
+    context: int | None = None,
+    kv_bits: int | None = None,
+    taps: Sequence[int] = (),
 ) -> TorchTarget:
     """A Target around a model that is loaded already; probes it and falls back to chains if trees are not exact."""
     model.set_attn_implementation(NAME)
     if model.device.type == "cpu":
         pack(model)
-    target = TorchTarget(model, context_of(model.config, context, notify), taps)
-    probe(target, notify)
+    target = TorchTarget(model, context_of(model.config.get_text_config().to_dict(), context, notify), taps)
+    target.cache = make_cache(kv_bits)
+    # Rounding differs with the number of rows; in a quantised cache a last bit may decide between two codes.
+    fine = target.dtype == torch.float32 and kv_bits is None
+    probe(target, type(model).__name__, 1e-3 if fine else 0.15, notify)
     return target
 
 
-def refuse_recurrent(config: PreTrainedConfig) -> None:
-    """ModelError naming the layer type if a layer keeps a state that cannot be cut back."""
-    text = config.get_text_config()
-    kinds = set(getattr(text, "layer_types", None) or ()) | set(getattr(text, "layers_block_type", None) or ())
-    odd = sorted(kinds - DENSE_LAYERS - {"attention"})
-    if odd or text.model_type in ("mamba", "mamba2", "rwkv", "falcon_mamba", "recurrent_gemma"):
-        raise ModelError(
-            f"{config.model_type} cannot be decoded speculatively yet: refused drafts would stay in its state",
-            got=f"layers of type {', '.join(odd) or text.model_type}",
-            expected="attention layers only",
-        )
-
-
-def context_of(config: PreTrainedConfig, asked: int | None, notify: Callable[[str], None]) -> int:
-    """Positions the model may use: its own limit, less where longer texts would change the rope of earlier keys."""
-    text = config.get_text_config()
-    limit = int(getattr(text, "max_position_embeddings", None) or 2048)
-    rope = getattr(text, "rope_parameters", None) or {}
-    original = getattr(text, "original_max_position_embeddings", None) or rope.get("original_max_position_embeddings")
-    if rope.get("rope_type") in ("longrope", "dynamic") and original and original < limit:
-        notify(f"context cut from {limit} to {original} tokens: beyond, this model's rope changes for earlier tokens")
-        limit = int(original)
-    if asked is not None:
-        if asked > limit:
-            notify(f"context of {asked} tokens asked for; this model has {limit}")
-        limit = min(asked, limit)
-    return limit
-
-
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """The device meant by a name; UsageError for one there is not."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

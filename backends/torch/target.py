@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from speclocal.backends.torch.cache import TreeCache, View
 from speclocal.backends.torch.ops import make_ops
 from speclocal.core.interfaces import Scores
+from speclocal.core.pending import Pending
 from speclocal.core.prefix import shared_prefix
 from speclocal.core.tree import DraftTree
 from speclocal.errors import ContextError
@@ -80,7 +81,7 @@ class TorchTarget:
         self.cache.open(start, len(tree))
         self._taps.clear()
         out = self.model(
-            input_ids=torch.tensor([tree.tokens[start:]], device=self.device),
+            input_ids=self._ids(tree.tokens, start),
             position_ids=view.positions,
             cache=self.cache,
             use_cache=True,
@@ -89,6 +90,12 @@ class TorchTarget:
         )
         self._tree, self._scored = tree, len(tree)
         return Scores(out.logits[0].float(), self._taps.take())
+
+    def _ids(self, tokens: Sequence[int], start: int) -> Tensor:
+        """[1, n] the tokens from `start` on; those that are on the device are not looked at."""
+        if isinstance(tokens, Pending):
+            return tokens.array[None, start:]
+        return torch.tensor([tokens[start:]], device=self.device)
 
     @torch.inference_mode()
     def commit(self, path: Sequence[int]) -> None:

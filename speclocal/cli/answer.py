@@ -37,7 +37,8 @@ def open_engine(terminal: Terminal, settings: Load) -> Engine:
     header = made.header
     terminal.detail(describe(header))
     ends = " ".join(header.end_tokens) or "no token"
-    terminal.detail(f"context {header.context} tokens, vocabulary {header.vocabulary}, answers end at {ends}")
+    cache = f" in {header.kv_bits} bits" if header.kv_bits else ""
+    terminal.detail(f"context {header.context} tokens{cache}, vocabulary {header.vocabulary}, answers end at {ends}")
     return made
 
 

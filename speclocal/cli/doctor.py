@@ -6,11 +6,12 @@ import importlib
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
 import click
+import psutil
 
 from speclocal import __version__
 from speclocal.cli.command import Command, Option, debug_option
@@ -32,8 +33,8 @@ LIBRARIES = (
     "rich",
     "prompt_toolkit",
 )
-BACKENDS = {"torch": "torch", "mlx": "mlx"}
-"""Backend -> the distribution it needs."""
+BACKENDS = {"torch": ("torch", "transformers"), "mlx": ("mlx", "mlx-lm")}
+"""Backend -> the distributions it needs."""
 
 
 @click.command(cls=Command)
@@ -83,16 +84,17 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _backend(name: str, needs: str) -> dict[str, str]:
+def _backend(name: str, needs: Sequence[str]) -> dict[str, str]:
     """What the backend says of itself; else why it cannot."""
-    if _version(needs) == "not installed":
-        return {"state": f"not available: {needs} is not installed"}
+    for needed in needs:
+        if _version(needed) == "not installed":
+            return {"state": f"not available: {needed} is not installed"}
     try:
         describe: Callable[[], dict[str, str]] = importlib.import_module(f"speclocal.backends.{name}").describe
         return {"state": "ready", **describe()}
     except (ImportError, AttributeError, OSError, RuntimeError, SpeclocalError) as error:
         reason = " ".join(str(error).split())
-        return {"state": f"not available: {reason}", "version": _version(needs)}
+        return {"state": f"not available: {reason}", "version": _version(needs[0])}
 
 
 def _processors() -> str:
@@ -102,12 +104,8 @@ def _processors() -> str:
 
 
 def _memory() -> str:
-    try:
-        page = os.sysconf("SC_PAGE_SIZE")
-        total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return "unknown"
-    return f"{total / 2**30:.1f} GiB, {free / 2**30:.1f} GiB free"
+    memory = psutil.virtual_memory()
+    return f"{memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} GiB free"
 
 
 def _hub_folder() -> str:

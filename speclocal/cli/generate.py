@@ -144,6 +144,7 @@ def as_dict(answer: Answer, header: Header) -> dict[str, Any]:
             "device": header.device,
             "dtype": header.dtype,
             "context": header.context,
+            "kv_bits": header.kv_bits,
             "vocabulary": header.vocabulary,
             "end_tokens": list(header.end_tokens),
         },

@@ -80,6 +80,7 @@ def _flag(kind: Callable[..., Decorator], *names: str, help: str) -> Decorator:
 _whole = click.IntRange(min=0)
 _choice = click.Choice
 
+
 model_options = _all(
     _model(
         "--target",
@@ -101,6 +102,18 @@ model_options = _all(
     _model("--device", default="auto", show_default=True, metavar="NAME", help="auto, cpu, cuda, cuda:1."),
     _model(
         "--context", type=click.IntRange(min=1), metavar="N", help="Tokens to make room for.  [default: the model's]"
+    ),
+    _model(
+        "--kv-bits",
+        type=_choice([4, 8]),
+        help="Keys and values in so many bits: less memory, other text than with full precision; drafts stay exact. "
+        "A draft model keeps full precision.",
+    ),
+    _model(
+        "--wired-limit",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="GIB",
+        help="MLX on macOS only: memory that the system may not swap out; off by default.",
     ),
     _flag(_model, "--offline", help="No network at all; only what is on disk."),
     _flag(_model, "--allow-pickle", help="Accept weights in pickle files (tensors only)."),
@@ -201,7 +214,7 @@ def read_load(context: click.Context, params: Mapping[str, Any]) -> Load:
         drafter="none" if plain else _drafter(context, params),
         options={} if plain else _drafter_options(context, params),
         **{name: params[name] for name in ("target", "verify", "backend", "dtype", "device", "context")},
-        **{name: params[name] for name in ("offline", "allow_pickle", "trust_remote_code")},
+        **{name: params[name] for name in ("kv_bits", "wired_limit", "offline", "allow_pickle", "trust_remote_code")},
     )
 
 

@@ -33,6 +33,8 @@ class Ops:
     to_host: (*arrays) -> the same as nested Python lists. The only synchronisation point.
     support: (scores [N, V], floor [N, 1]) -> indices of the columns that reach their row's floor in some row; None
              where arrays do not live in host memory, so that looking at a value would be another synchronisation.
+    submit:  (*arrays) -> start computing them and return at once; None where a pass computes before it returns, so
+             that nothing is gained.
     """
 
     xp: Any
@@ -42,6 +44,7 @@ class Ops:
     top: Callable[[Array, int], tuple[Array, Array]]
     to_host: Callable[..., list[Any]]
     support: Callable[[Array, Array], Array] | None = None
+    submit: Callable[..., None] | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class Target(Protocol):
         """One pass over the nodes `start..N-1`; earlier nodes must have been scored since the last commit.
 
         Scores hold a row for each node of this pass. Node `i` sees the cache and its ancestors, at position
-        `len(cached) + depth`.
+        `len(cached) + depth`. Tokens that are `core.pending.Pending` are read on the device: the host does not wait.
         """
 
     def commit(self, path: Sequence[int]) -> None:

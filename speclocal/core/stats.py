@@ -11,7 +11,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Seconds:
-    """Wall time by phase. `other` is all of a round that is neither drafting nor a pass of the target."""
+    """Wall time of the host by phase. `other` is all of a round that is neither drafting nor a pass of the target.
+
+    A device that works behind the host is waited for in `verify`, drafts of a model included. What the consumer of
+    rounds does between two of them is in no phase, nor is what the device gets done meanwhile.
+    """
 
     prefill: float = 0.0
     draft: float = 0.0

@@ -13,7 +13,7 @@ class Stop:
 
     end_ids:    tokens that end the text (they are emitted, as its last token).
     max_tokens: most tokens to emit.
-    matches:    told every token; True once the text holds a stop string.
+    matches:    told every token; True once the text holds a stop string. The next pass waits for it.
     """
 
     def __init__(

@@ -17,14 +17,14 @@ class DraftTree:
     Node 0 is the last committed token; node `i` continues `parents[i] < i`. Siblings stand in the order in which they
     were drawn, which is the order in which rejection sampling must test them.
 
-    tokens:   N token ids.
+    tokens:   N token ids; a `core.pending.Pending` where they are still on the device.
     parents:  N node numbers, `parents[0] == -1`.
     q:        device [N, V] or None. Row `i` is the law the children of node `i` were really drawn from.
     siblings: how children of one node were drawn: `one-hot` (deterministic; q is not needed), `iid`, or
               `without-replacement`.
     """
 
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
     parents: tuple[int, ...]
     q: Any = None
     siblings: Siblings = "one-hot"
@@ -56,7 +56,7 @@ class DraftTree:
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
         """Children per node, in draw order."""
-        kids: list[list[int]] = [[] for _ in self.tokens]
+        kids: list[list[int]] = [[] for _ in self.parents]
         for i, p in enumerate(self.parents):
             if p >= 0:
                 kids[p].append(i)

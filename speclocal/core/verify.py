@@ -6,11 +6,12 @@ Leviathan et al. 2211.17192, Chen et al. 2302.01318 (rejection), Miao et al. 230
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from speclocal.core.accept import follow, longest, try_children
 from speclocal.core.interfaces import Acceptance, Array, Ops
 from speclocal.core.noise import Purpose
+from speclocal.core.pending import Pending
 from speclocal.core.sampling import Law
 from speclocal.core.tree import DraftTree
 from speclocal.errors import UsageError
@@ -28,13 +29,29 @@ TINY = 2.0**-20
 def verify(law: Law, tree: DraftTree, sampler: Sampler) -> Acceptance:
     """Decide which drafted nodes survive, and the token the target adds.
 
-    law: the target's at every node (`Sampler.law`).
+    law: the target's at every node (`Sampler.law`). Tokens of the tree that are still on the device come to the host
+    with the rule's numbers. Penalties read them before, to make the law: then they cost a synchronisation of their own.
     """
     if sampler.rule == "coupled" or sampler.sampling.greedy:
         return coupled(law, tree, sampler)
     if sampler.rule == "rejection":
         return rejection(law, tree, sampler)
     return block(law, tree, sampler)
+
+
+def fetch(ops: Ops, tree: DraftTree, *arrays: Array) -> list[Any]:
+    """Arrays on the host, and with them the tree's tokens if they are not there yet: one synchronisation."""
+    tokens = tree.tokens
+    if not isinstance(tokens, Pending) or tokens.settled:
+        return ops.to_host(*arrays)
+    *out, values = ops.to_host(*arrays, tokens.array)
+    tokens.settle(values)
+    return out
+
+
+def on_device(ops: Ops, tree: DraftTree) -> Array:
+    """The tree's tokens, device [N]."""
+    return tree.tokens.array if isinstance(tree.tokens, Pending) else ops.array(list(tree.tokens))
 
 
 def coupled(law: Law, tree: DraftTree, sampler: Sampler) -> Acceptance:
@@ -44,7 +61,7 @@ def coupled(law: Law, tree: DraftTree, sampler: Sampler) -> Acceptance:
     drafter, so the text of a seed is the same with and without speculation.
     """
     ops = sampler.ops
-    (drawn,) = ops.to_host(draw(law, tree, sampler, Purpose.TARGET))
+    (drawn,) = fetch(ops, tree, draw(law, tree, sampler, Purpose.TARGET))
     return follow(tree, drawn)
 
 
@@ -69,7 +86,7 @@ def rejection(law: Law, tree: DraftTree, sampler: Sampler) -> Acceptance:
     ops, noise, position = sampler.ops, sampler.noise, sampler.position
     keep_p, keep_q, left = odds(ops, sampler.probabilities(law), tree)
     last = draw(part_of(law, left, ops), tree, sampler, Purpose.RESIDUAL)
-    p, q, last = ops.to_host(keep_p, keep_q, last)
+    p, q, last = fetch(ops, tree, keep_p, keep_q, last)
 
     def survives(node: int, rank: int) -> bool:
         parent = tree.parents[node]
@@ -87,12 +104,13 @@ def odds(ops: Ops, p: Array, tree: DraftTree) -> tuple[Array, Array, Array]:
     """
     xp, n = ops.xp, len(tree)
     kids, rows = tree.children, ops.arange(n)
-    ids = ops.arange(p.shape[-1])[None, :]
+    ids, tokens = ops.arange(p.shape[-1])[None, :], on_device(ops, tree)
     q = tree.q
     ps, qs = [], []
     for rank in range(max(map(len, kids))):
-        token = ops.array([tree.tokens[k[rank]] if rank < len(k) else 0 for k in kids])
         has = ops.array([rank < len(k) for k in kids])[:, None]
+        # Where there is no such child, any drafted token will do.
+        token = tokens[ops.array([k[rank] if rank < len(k) else 1 for k in kids])]
         hit = ids == token[:, None]
         ps.append(p[rows, token])
         if tree.siblings == "one-hot":
@@ -132,7 +150,7 @@ def block(law: Law, tree: DraftTree, sampler: Sampler) -> Acceptance:
     # One last token is drawn a round, so the nodes may share the noise of the round's first position.
     scores, tokens = sampler.race(part_of(law, left, ops), [0] * len(tree), Purpose.RESIDUAL)
     last = ops.xp.argmax(scores, -1)
-    t, last = ops.to_host(thresholds, last if tokens is None else tokens[last])
+    t, last = fetch(ops, tree, thresholds, last if tokens is None else tokens[last])
     return longest(tree, [noise.coin(position, i) < t[i] for i in range(len(t))], last)
 
 
@@ -144,13 +162,14 @@ def block_thresholds(ops: Ops, p: Array, tree: DraftTree) -> tuple[Array, Array]
     xp, n = ops.xp, len(tree)
     one = xp.sum(p[0]) * 0.0 + 1.0
     w, thresholds, laws = one, [], []
+    if n > 1:
+        at = ops.arange(n - 1), on_device(ops, tree)[1:]
+        px, qx = p[at], tree.q[at]
+        # A drafted token whose q was rounded to 0 survives wherever p is not 0.
+        ratio = xp.where(qx > 0, px / xp.where(qx > 0, qx, 1.0), px * 1e30)
     for i in range(n):
         if i:
-            x = tree.tokens[i]
-            px, qx = p[i - 1, x], tree.q[i - 1, x]
-            # A drafted token whose q was rounded to 0 survives wherever p is not 0.
-            ratio = xp.where(qx > 0, px / xp.where(qx > 0, qx, 1.0), px * 1e30)
-            w = xp.clip(w * ratio, 0.0, 1.0)
+            w = xp.clip(w * ratio[i - 1], 0.0, 1.0)
         if i == n - 1:
             thresholds.append(w if i else one)
             laws.append(p[i])

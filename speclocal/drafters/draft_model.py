@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from speclocal.core.interfaces import Acceptance, Array, Limit, Scores, Target
+from speclocal.core.pending import Pending
 from speclocal.core.propose import propose
 from speclocal.core.sampling import Law, Sampler
-from speclocal.core.tree import DraftTree
+from speclocal.core.tree import DraftTree, Siblings
 from speclocal.drafters import MOST_NODES, check_share, check_whole
 
 CATCH_UP = 32
@@ -21,7 +22,8 @@ class Settings:
     """depth: longest path.  topk: children of an expanded node; 1 drafts a chain.  nodes: most drafted tokens a round.
 
     confidence: a path is not continued once the model gives it less than this probability (coupled rule only: under
-    the others, looking at drawn tokens before deciding what to check would change the law).
+    the others, looking at drawn tokens before deciding what to check would change the law). Without it a chain stays on
+    the device; with it, and for trees, the host waits for every level.
     """
 
     depth: int = 4
@@ -74,6 +76,7 @@ class Drafter:
         self._tokens: list[int] = []
         self._lead = 0
         self._nodes: list[int] = []
+        self._fed: Pending | None = None
         self._told = False
 
     def begin(self, tokens: Sequence[int], scores: Scores, sampler: Sampler) -> None:
@@ -82,7 +85,7 @@ class Drafter:
             self.model.prefill(self._tokens[:-1])
 
     def draft(self, limit: Limit) -> DraftTree:
-        self._lead = 0
+        self._lead, self._fed = 0, None
         # The last drafted token is not fed, so the deepest one that is stands at position len(tokens) + depth - 2.
         depth = min(limit.depth, self.model.context - len(self._tokens) + 1)
         if depth <= 0 and limit.depth > 0 and not self._told:
@@ -97,6 +100,8 @@ class Drafter:
             self.model.prefill(self._tokens[:-1])
         lead = self._tokens[len(self.model.cached) :]
         self._lead = len(lead)
+        if self._topk == 1 and not (self.settings.confidence and self._deterministic):
+            return self._chain(lead, min(depth, limit.nodes))
         growth = _Growth([lead[-1]])
         frontier = [0]
         for level in range(depth):
@@ -105,6 +110,31 @@ class Drafter:
             if not frontier or level == depth - 1:
                 break
         return self._select(growth, limit.nodes)
+
+    def _chain(self, lead: Sequence[int], depth: int) -> DraftTree:
+        """The best path, from the model's output to its next input on the device: no id is looked at here.
+
+        lead: the tokens the model is behind by; the last of them is the root.
+        """
+        sampler, ops = self._sampler, self._sampler.ops
+        tokens, root = ops.array(list(lead)), len(lead) - 1
+        q: list[Array] = []
+        for level in range(depth):
+            self._fed = Pending(ops, tokens, None if level else lead)
+            logits = self.model.score(_path(self._fed), root + level if level else 0).logits[-1:]
+            law = sampler.law(fit(sampler, logits), _path(Pending(ops, tokens[root:])), level)
+            # The best of a law is always possible, so that nobody has to look whether there is one.
+            _, best, _ = propose(sampler, law, level, 1)
+            tokens = ops.xp.concat([tokens, best[0]])
+            if ops.submit:
+                ops.submit(tokens)
+            if not self._deterministic:
+                q.append(sampler.probabilities(law))
+        self._nodes = [*range(depth), -1]
+        drafted = Pending(ops, tokens[root:])
+        if self._deterministic:
+            return _path(drafted)
+        return _path(drafted, ops.xp.concat([*q, q[-1]]), "iid")
 
     def _laws(self, growth: _Growth, frontier: Sequence[int], lead: Sequence[int]) -> Law:
         """Feed the frontier to the model; its processed laws, in the target's vocabulary."""
@@ -168,9 +198,17 @@ class Drafter:
 
     def commit(self, tree: DraftTree, taken: Acceptance, scores: Scores) -> None:
         if self._lead:
+            if self._fed is not None:
+                # What was fed has come to the host as part of the tree that was checked.
+                self._fed.settle((*self._tokens[-self._lead :], *tree.tokens[1:])[: len(self._fed)])
             kept = [self._nodes[i] for i in taken.path if self._nodes[i] > 0]
             self.model.commit([*range(1, self._lead), *(place + self._lead - 1 for place in kept)])
         self._tokens.extend(taken.tokens(tree))
+
+
+def _path(tokens: Pending, q: Array = None, siblings: Siblings = "one-hot") -> DraftTree:
+    """A chain of which the first token is the root."""
+    return DraftTree(tokens, tuple(range(-1, len(tokens) - 1)), q, siblings)
 
 
 def fit(sampler: Sampler, logits: Array) -> Array:

@@ -122,3 +122,16 @@ def never_rolled_back(target: TorchTarget) -> None:
         cache.length = max(cache.length, cache._end)
 
     cache.commit = broken  # type: ignore[method-assign]
+
+
+def copies_its_cache(target: TorchTarget) -> None:
+    """Break one target: a commit moves all rows to new buffers."""
+    cache = target.cache
+    commit = cache.commit
+
+    def broken(path: Sequence[int]) -> None:
+        commit(path)
+        cache._keys[:] = [buffer.clone() for buffer in cache._keys]
+        cache._values[:] = [buffer.clone() for buffer in cache._values]
+
+    cache.commit = broken  # type: ignore[method-assign]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +15,7 @@ from speclocal.core.interfaces import Acceptance, Drafter, Limit, Scores, Target
 from speclocal.core.sampling import Sampler, Sampling
 from speclocal.core.tree import DraftTree
 from speclocal.drafters import draft_model, ngram, none, scripted
+from tests.backends.kinds import VOCAB
 from tests.toys import Shape, chain, full, generate
 
 TOLERANCE = 1e-4
@@ -25,13 +27,6 @@ SHAPES: dict[str, Shape] = {
     "full": full(3, 3),
     "ragged": ((), (((((),),), ()),), ((),)),
 }
-VOCAB = 96
-WINDOWED = ("qwen2", "qwen3", "gemma2", "gemma3_text", "mistral", "phi3", "gpt_oss", "mixtral", "cohere2", "olmo3")
-WINDOWED += ("smollm3", "starcoder2")
-"""Model classes built with a sliding window of 16 on every layer, or on every other one."""
-KINDS = ("llama", *WINDOWED, "qwen3_moe", "olmo2", "glm4", "granite")
-HYBRIDS = ("qwen3_next", "mamba")
-"""Classes with a state that cannot be cut back."""
 
 
 def ids(count: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
@@ -152,7 +147,9 @@ def play(
     watch: Callable[[list[int], Round], None] | None = None,
     **more: Any,
 ) -> list[Round]:
-    """All rounds of a generation. `watch` sees the text so far after every round."""
+    """All rounds of a generation. `watch` sees the text so far after every round, with no pass under way."""
+    if watch:
+        target.ops = replace(target.ops, submit=None)
     rounds, text = [], list(prompt)
     for round in generate(target, drafter, prompt, sampling, n, limit=drafter.limit, **more):
         rounds.append(round)

@@ -145,7 +145,7 @@ def test_commit_moves_only_the_rows_it_must(lab):
     for path in ((), (1,), (1, 4), (2,), (3, 11), (2, 7)):
         target = lab.new("llama")
         target.prefill(prompt[:-1])
-        target.score(tree_of(SHAPES["full"], prompt[-1]))
+        host(target, target.score(tree_of(SHAPES["full"], prompt[-1])).logits)
         before, places = lab.rows_of(target, 19 + 13), lab.storages(target)
         target.commit(path)
         after = lab.rows_of(target, 19 + 13)
@@ -160,8 +160,8 @@ def test_a_path_in_place_moves_nothing(lab):
     prompt = ids(20)
     target = lab.new("llama")
     target.prefill(prompt[:-1])
-    target.score(DraftTree.chain(prompt[-1], ids(6)))
-    with lab.allocations() as sizes:
+    host(target, target.score(DraftTree.chain(prompt[-1], ids(6))).logits)
+    with lab.allocations(target) as sizes:
         target.commit((1, 2, 3, 4))
     assert not sizes
 
@@ -169,23 +169,36 @@ def test_a_path_in_place_moves_nothing(lab):
 def test_two_thousand_tokens_are_never_copied(lab):
     """What a round and its commit allocate stays far below the cache's size, whatever the tree."""
     prompt = ids(2000)
-    target = lab.new("llama", head_dim=64)
+    target = lab.new("llama", head_dim=256)
     target.prefill(prompt[:-1])
     held = lab.cache_bytes(target)
     for shape in SHAPES:
         tree = tree_of(SHAPES[shape], target.cached[-1])
-        with lab.allocations() as passed:
-            target.score(tree)
+        with lab.allocations(target) as passed:
+            host(target, target.score(tree).logits)
         # The keys of one layer are a quarter of the cache of two: even they are not copied, once or bit by bit.
         assert max(passed) < held / 16, f"{shape}: an array of {max(passed)} bytes beside a cache of {held}"
         assert sum(passed) < held / 4
         deepest = max(range(len(tree)), key=lambda n: tree.depth[n])
-        with lab.allocations() as moved:
+        with lab.allocations(target) as moved:
             target.commit(tree.path(deepest))
         assert sum(moved) < held / 100
     places = lab.storages(target)
     play(target, Shaped(SHAPES["full"], ids(3000), 0.5), [*target.cached, 1], 40)
     assert lab.storages(target) == places, "room for the answer was made with the prompt"
+
+
+def test_a_copied_cache_is_seen(lab):
+    prompt = ids(300)
+    target = lab.new("llama")
+    lab.copies_its_cache(target)
+    target.prefill(prompt[:-1])
+    held, places = lab.cache_bytes(target), lab.storages(target)
+    host(target, target.score(tree_of(SHAPES["full"], prompt[-1])).logits)
+    with lab.allocations(target) as moved:
+        target.commit((2, 7))
+    assert sum(moved) > held / 10
+    assert lab.storages(target) != places
 
 
 def test_buffers_grow_and_keep_everything(lab, plain):

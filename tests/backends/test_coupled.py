@@ -10,10 +10,10 @@ import pytest
 from speclocal.core.noise import Purpose, words
 from speclocal.core.sampling import Sampling
 from tests.backends import checks
+from tests.backends.kinds import VOCAB
 from tests.backends.play import (
     DRAFTERS,
     SHAPES,
-    VOCAB,
     Shaped,
     acceptance,
     accepted_length,

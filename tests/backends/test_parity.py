@@ -6,7 +6,8 @@ import pytest
 
 from speclocal.errors import ModelError
 from tests.backends import checks
-from tests.backends.play import HYBRIDS, KINDS, SHAPES, WINDOWED, ids
+from tests.backends.kinds import HYBRIDS, KINDS, WINDOWED
+from tests.backends.play import SHAPES, ids
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -41,9 +41,9 @@ CASES = [
 def exact_law(lab, setting):
     """{(first, second): probability}, enumerated from the untouched model."""
     law = {}
-    first = filtered(lab.logits("llama", PROMPT, **SMALL)[-1], **setting)
+    first = filtered(lab.logits("llama", PROMPT, **SMALL, seed=lab.LAW_SEED)[-1], **setting)
     for a in range(VOCAB):
-        second = filtered(lab.logits("llama", (*PROMPT, a), **SMALL)[-1], **setting)
+        second = filtered(lab.logits("llama", (*PROMPT, a), **SMALL, seed=lab.LAW_SEED)[-1], **setting)
         law |= {(a, b): float(first[a] * second[b]) for b in range(VOCAB)}
     return law
 
@@ -62,9 +62,10 @@ def filtered(logits, temperature=1.0, top_k=VOCAB, top_p=1.0, min_p=0.0):
 
 def draws(lab, name, rule, first_seed, count=DRAWS, **setting):
     """Counts of the first two tokens over seeds, and how much was drafted and accepted."""
-    target = lab.new("llama", **SMALL)
+    model = {**SMALL, "seed": lab.LAW_SEED}
+    target = lab.new("llama", **model)
     noise = {"noise": 0.35} if name.startswith("draft") else {}
-    made = drafter(name, lab, "llama", depth=2, vocab=VOCAB, **SMALL, **noise)
+    made = drafter(name, lab, "llama", depth=2, vocab=VOCAB, **model, **noise)
     counts, drafted, accepted = Counter(), 0, 0
     for seed in range(first_seed, first_seed + count):
         text = []

@@ -13,61 +13,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from speclocal.backends.torch import loading
+from speclocal.backends.torch.quantized import make_cache
 from speclocal.backends.torch.target import CHUNK, TorchTarget
-from tests.backends.mutants_torch import MUTANTS, mutant, never_rolled_back
+from tests.backends import kinds
+from tests.backends.mutants_torch import MUTANTS, copies_its_cache, mutant, never_rolled_back
+from tests.backends.pickles import pickle
 
-__all__ = ["CHUNK", "MUTANTS", "mutant", "never_rolled_back"]
+__all__ = ["CHUNK", "MUTANTS", "copies_its_cache", "mutant", "never_rolled_back", "pickle"]
 
-VOCAB, WINDOW, CONTEXT = 96, 16, 4096
-_SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": CONTEXT,
-    # Wide enough that logits depend on the text and greedy text does not fall into one repeated token.
-    "initializer_range": 0.25,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-    "tie_word_embeddings": False,
-}
-_WINDOWED: dict[str, Any] = {"sliding_window": WINDOW}
-_MIXED: dict[str, Any] = {**_WINDOWED, "layer_types": ["sliding_attention", "full_attention"]}
-_EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
-
-_KINDS: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "qwen2": {**_MIXED, "use_sliding_window": True, "tie_word_embeddings": True},
-    "qwen3": {**_MIXED, "use_sliding_window": True},
-    "gemma2": {**_MIXED, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 8.0},
-    "gemma3_text": {**_MIXED, "query_pre_attn_scalar": 16},
-    "mistral": _WINDOWED,
-    "phi3": _WINDOWED,
-    "gpt_oss": {**_MIXED, **_EXPERTS},
-    "mixtral": {**_WINDOWED, **_EXPERTS},
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True},
-    "cohere2": {**_MIXED, "logit_scale": 1.0},
-    "olmo2": {"initializer_range": 0.5},
-    "olmo3": _MIXED,
-    "smollm3": {**_MIXED, "use_sliding_window": True, "no_rope_layers": [1, 0]},
-    "glm4": {},
-    "granite": {},
-    "starcoder2": _WINDOWED,
-}
-
-
-def _config(kind: str, **changes: Any) -> Any:
-    return AutoConfig.for_model(kind, **{**_SIZES, **_KINDS.get(kind, {}), **changes})
+LAW_SEED = 0
+"""Of a model of 8 words whose drafts are often kept and often refused."""
 
 
 def _build(kind: str, *, seed: int = 0, noise: float = 0.0, raised: int | None = None, **changes: Any) -> Any:
@@ -78,7 +38,7 @@ def _build(kind: str, *, seed: int = 0, noise: float = 0.0, raised: int | None =
     """
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    config = _config(kind, **changes)
+    config = kinds.config(kind, **changes)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     if kind == "gpt_oss":
@@ -93,17 +53,9 @@ def _build(kind: str, *, seed: int = 0, noise: float = 0.0, raised: int | None =
     return model.eval().requires_grad_(False)
 
 
-def _key(changes: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in changes.items()))
-
-
-def _thaw(key: tuple[Any, ...]) -> dict[str, Any]:
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in key}
-
-
 @cache
 def _untouched(kind: str, key: tuple[Any, ...]) -> Any:
-    return _build(kind, **_thaw(key))
+    return _build(kind, **kinds.thaw(key))
 
 
 @cache
@@ -111,13 +63,16 @@ def _wrapped(kind: str, key: tuple[Any, ...]) -> TorchTarget:
     def refuse(text: str) -> None:
         raise AssertionError(f"unexpected notice: {text}")
 
-    return loading.wrap(_build(kind, **_thaw(key)), refuse)
+    return loading.wrap(_build(kind, **kinds.thaw(key)), refuse)
 
 
-def new(kind: str, taps: Sequence[int] = (), context: int | None = None, **changes: Any) -> TorchTarget:
+def new(
+    kind: str, taps: Sequence[int] = (), context: int | None = None, kv_bits: int | None = None, **changes: Any
+) -> TorchTarget:
     """A target with an empty cache. The model and the outcome of its probe are shared between calls."""
-    made = _wrapped(kind, _key(changes))
+    made = _wrapped(kind, kinds.key(changes))
     target = TorchTarget(made.model, context or made.context, taps)
+    target.cache = make_cache(kv_bits)
     target.trees = made.trees
     return target
 
@@ -146,25 +101,7 @@ def save(kind: str, folder: Path, **changes: Any) -> None:
 
 def save_config(kind: str, folder: Path) -> None:
     """Write config.json only."""
-    _config(kind).save_pretrained(folder)
-
-
-def pickle(folder: Path, runs: str | None = None) -> None:
-    """Turn the weights of a folder into a pickle, or into one that runs a line of code when it is opened."""
-    weights = folder / "model.safetensors"
-    if weights.exists():
-        torch.save(load_file(weights), folder / "pytorch_model.bin")
-        weights.unlink()
-    if runs:
-        torch.save(_Running(runs), folder / "pytorch_model.bin")
-
-
-class _Running:
-    def __init__(self, line: str):
-        self._line = line
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return exec, (self._line,)
+    kinds.config(kind).save_pretrained(folder)
 
 
 @torch.inference_mode()
@@ -172,7 +109,7 @@ def plain(
     kind: str, prompt: Sequence[int], n: int, settings: dict[str, Any] | None = None, **changes: Any
 ) -> list[int]:
     """The next n tokens by transformers' own greedy decoding."""
-    model = _untouched(kind, _key(changes))
+    model = _untouched(kind, kinds.key(changes))
     ids = torch.tensor([list(prompt)])
     options = {"do_sample": False, "pad_token_id": 0, "min_new_tokens": n, "max_new_tokens": n, **(settings or {})}
     out = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
@@ -182,13 +119,13 @@ def plain(
 @torch.inference_mode()
 def logits(kind: str, ids: Sequence[int], **changes: Any) -> np.ndarray:
     """[T, V] raw logits of every position, in one pass without a cache."""
-    return _untouched(kind, _key(changes))(torch.tensor([list(ids)]), use_cache=False).logits[0].numpy()
+    return _untouched(kind, kinds.key(changes))(torch.tensor([list(ids)]), use_cache=False).logits[0].numpy()
 
 
 @torch.inference_mode()
 def stepwise(kind: str, ids: Sequence[int], **changes: Any) -> np.ndarray:
     """[T, V] raw logits, token by token with transformers' own cache."""
-    model, past, rows = _untouched(kind, _key(changes)), None, []
+    model, past, rows = _untouched(kind, kinds.key(changes)), None, []
     for token in ids:
         out = model(torch.tensor([[token]]), cache=past, use_cache=True)
         past = out.cache
@@ -199,7 +136,7 @@ def stepwise(kind: str, ids: Sequence[int], **changes: Any) -> np.ndarray:
 @torch.inference_mode()
 def hidden(kind: str, ids: Sequence[int], layers: Sequence[int], **changes: Any) -> np.ndarray:
     """[T, E, D] hidden states after the given layers, at every position."""
-    model = _untouched(kind, _key(changes))
+    model = _untouched(kind, kinds.key(changes))
     states = model(torch.tensor([list(ids)]), use_cache=False, output_hidden_states=True).hidden_states
     return np.stack([states[layer + 1][0].numpy() for layer in layers], 1)
 
@@ -243,7 +180,7 @@ def _storage(value: Any) -> tuple[int, int]:
 
 
 @contextmanager
-def allocations() -> Iterator[list[int]]:
+def allocations(target: TorchTarget) -> Iterator[list[int]]:
     """Sizes in bytes of all arrays made inside."""
     sizes: list[int] = []
     with _Recorder(sizes):

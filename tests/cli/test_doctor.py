@@ -70,7 +70,7 @@ def test_a_broken_backend(
 def test_a_missing_backend(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from speclocal.cli import doctor
 
-    monkeypatch.setattr(doctor, "BACKENDS", {"mlx": "no-such-distribution"})
+    monkeypatch.setattr(doctor, "BACKENDS", {"mlx": ("click", "no-such-distribution")})
     report = json.loads(run("doctor", "--json").stdout)
     assert report["backend mlx"] == {"state": "not available: no-such-distribution is not installed"}
 

@@ -36,6 +36,8 @@ from tests.cli.fake_engine import FakeEngine
         ("--num-draft-tokens", "-1"),
         ("--num-draft-tokens", "1.9"),
         ("--context", "0"),
+        ("--kv-bits", "5"),
+        ("--wired-limit", "0"),
     ],
 )
 @pytest.mark.parametrize("command", ["generate", "chat"])
@@ -141,11 +143,13 @@ def test_settings_that_contradict(run: Callable[..., Any], args: list[str], mess
 
 
 def test_all_model_options_reach_the_engine(run: Callable[..., Any], engine: FakeEngine) -> None:
-    flags = "--target t --verify block --backend torch --dtype float32 --device cuda:1 --context 99"
+    flags = "--target t --verify block --backend torch --dtype float32 --device cuda:1 --context 99 --kv-bits 4"
     run(
         "generate",
         "hi",
         *flags.split(),
+        "--wired-limit",
+        "2.5",
         "--offline",
         "--allow-pickle",
         "--trust-remote-code",
@@ -158,6 +162,7 @@ def test_all_model_options_reach_the_engine(run: Callable[..., Any], engine: Fak
     assert loaded is not None
     assert (loaded.target, loaded.verify, loaded.backend, loaded.dtype) == ("t", "block", "torch", "float32")
     assert (loaded.device, loaded.context) == ("cuda:1", 99)
+    assert (loaded.kv_bits, loaded.wired_limit) == (4, 2.5)
     assert loaded.offline
     assert loaded.allow_pickle
     assert loaded.trust_remote_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -216,3 +217,45 @@ def test_one_token_prompt_and_progress(ops: Ops, hash_target: Callable[..., Hash
     )
     assert target.cached[0] == 3
     assert len(target.cached) == 9
+
+
+def events(ops: Ops, submit: bool, count: int = 16) -> list[str]:
+    """What happens in which order, the consumer's turn ("round") included."""
+    seen: list[str] = []
+    drafter = good(chain(2))
+    target = HashTarget(replace(ops, submit=(lambda *arrays: seen.append("submit")) if submit else None), VOCAB)
+
+    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(*args: Any) -> Any:
+            seen.append(name)
+            return call(*args)
+
+        return noting
+
+    drafter.draft = noted("draft", drafter.draft)  # type: ignore[method-assign]
+    target.score = noted("score", target.score)  # type: ignore[method-assign]
+    target.commit = noted("commit", target.commit)  # type: ignore[method-assign]
+    for _ in generate(target, drafter, PROMPT, Sampling(), count):
+        seen.append("round")
+    return seen
+
+
+def check_order(ops: Ops) -> None:
+    """Where passes can be submitted, the next is under way before a round is shown; after the last there is none."""
+    seen = events(ops, submit=True)
+    rounds = seen.count("round")
+    assert rounds > 2
+    one = ["draft", "score", "submit", "commit"]
+    assert seen == [*one[:3], *["commit", *one[:3], "round"] * (rounds - 1), "commit", "round"]
+    assert events(ops, submit=False) == ["draft", "score", "commit", "round"] * rounds
+
+
+def test_the_next_pass_is_submitted_before_a_round_is_shown(ops: Ops) -> None:
+    check_order(ops)
+
+
+@pytest.mark.parametrize("name", ["greedy", "sampled", "everything"])
+def test_same_text_with_passes_submitted_early(ops: Ops, name: str) -> None:
+    submitting = replace(ops, submit=lambda *arrays: None)
+    assert plain(submitting, SETTINGS[name]) == plain(replace(ops, submit=None), SETTINGS[name])
+    check_same_text(submitting, SETTINGS[name])

@@ -19,7 +19,7 @@ import pytest
 
 from speclocal.core.interfaces import Ops
 from tests.conftest import golden
-from tests.core import test_decode, test_noise, test_stop
+from tests.core import test_decode, test_noise, test_pending, test_stats, test_stop, test_stream
 from tests.core.exact import continued, distance, plainly
 from tests.core.gtest import p_value
 from tests.core.tables import instances
@@ -36,7 +36,6 @@ from tests.core.test_law_enumeration import (
 from tests.core.test_rules_golden import check_per_seed, rule_law
 from tests.core.test_sampling import check_greedy_ties
 from tests.core.test_statistics import LEVEL, RULES, check_keys, drawn
-from tests.core.test_stats import check_known_plan
 from tests.core.test_verification_golden import (
     check_block_example,
     check_corners,
@@ -73,7 +72,12 @@ CHECKS: dict[str, Check] = {
     "history": check_history,
     "greedy ties": check_greedy_ties,
     "noise": test_noise.check_independence,
-    "known plan": check_known_plan,
+    "known plan": test_stats.check_known_plan,
+    "phases": test_stats.check_phases,
+    "order": test_decode.check_order,
+    "decoding": test_stream.check_decoding,
+    "pending": test_pending.check_reading,
+    "one wait": test_pending.check_one_wait,
     "wrong drafts": test_decode.check_wrong_drafts,
     "origins": test_decode.check_origins,
     "end tokens wait": test_decode.check_end_tokens_wait,
@@ -120,6 +124,8 @@ def test_checks_pass_without_mutants(ops: Ops, name: str) -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant["what"])
 def test_mutants_are_caught(ops: Ops, monkeypatch: pytest.MonkeyPatch, mutant: dict[str, str]) -> None:
+    if mutant.get("needs") == "support" and ops.support is None:
+        pytest.skip("this backend never looks which tokens are left")
     mutate(monkeypatch, mutant["at"], mutant["old"], mutant["new"])
     with pytest.raises(AssertionError):
         CHECKS[mutant["check"]](ops)
@@ -153,7 +159,8 @@ def test_mutants_have_the_golden_error(ops: Ops, monkeypatch: pytest.MonkeyPatch
         want = golden("broken_rules")["rules"][name][instance]
         if total := sum(broken.values()):
             assert total == pytest.approx(1.0)
-        assert distance(broken, plain) == pytest.approx(want["total_variation_after_4_tokens"], abs=1e-9), instance
+        # MLX's exponential of doubles is no more exact than that of floats.
+        assert distance(broken, plain) == pytest.approx(want["total_variation_after_4_tokens"], abs=1e-8), instance
         if want["total_variation_after_4_tokens"] > 0.005:
             seen += 1
             assert p_value(drawn(broken, 5), plain) < LEVEL, instance

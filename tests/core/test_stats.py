@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from speclocal.core.decode import Round
-from speclocal.core.interfaces import Ops, Origin
-from speclocal.core.sampling import Sampling
+from speclocal.core.budget import Budget
+from speclocal.core.decode import Round, decode
+from speclocal.core.interfaces import Limit, Ops, Origin
+from speclocal.core.sampling import Sampler, Sampling
 from speclocal.core.stats import Seconds, Stats
+from speclocal.core.stop import Stop
 from speclocal.core.tree import DraftTree
 from speclocal.drafters import none, scripted
 from tests.toys import HashTarget, generate, text
@@ -88,21 +94,46 @@ def test_prompt_time_is_apart() -> None:
     assert stats.seconds.prefill == 100.0
 
 
-def test_clock_is_split_by_phase(ops: Ops) -> None:
-    """A scripted clock: one second between any two looks."""
-    from speclocal.core.budget import Budget
-    from speclocal.core.decode import decode
-    from speclocal.core.interfaces import Limit
-    from speclocal.core.sampling import Sampler
-    from speclocal.core.stop import Stop
+class Clock:
+    """Time that passes only where a test lets it."""
 
-    ticks = iter(range(1000))
-    sampler = Sampler(ops, Sampling(), VOCAB, PROMPT)
-    target = HashTarget(ops, VOCAB)
-    rounds = decode(
-        target, none.Drafter(), sampler, PROMPT, Stop(3), Budget(Limit(0, 0)), clock=lambda: float(next(ticks))
-    )
-    stats = Stats()
-    for r in rounds:
-        stats.add(r)
-    assert stats.seconds == Seconds(prefill=1.0, draft=3.0, verify=3.0, other=3.0)
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def after(self, seconds: float, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, taking so long."""
+
+        def slow(*args: Any) -> Any:
+            self.now += seconds
+            return call(*args)
+
+        return slow
+
+
+def check_phases(ops: Ops) -> None:
+    """Every second belongs to its phase and its round, whether or not passes start early; the consumer's to none."""
+    for submit in (None, lambda *arrays: None):
+        clock, target, drafter = Clock(), HashTarget(replace(ops, submit=submit), VOCAB), none.Drafter()
+        sampler = Sampler(ops, Sampling(), VOCAB, PROMPT)
+        for owner, name, seconds in (
+            (target, "prefill", 16.0),
+            (drafter, "draft", 1.0),
+            (target, "score", 2.0),
+            (sampler, "law", 4.0),
+            (target, "commit", 8.0),
+        ):
+            setattr(owner, name, clock.after(seconds, getattr(owner, name)))
+        stats, seen = Stats(), []
+        for r in decode(target, drafter, sampler, PROMPT, Stop(3), Budget(Limit(0, 0)), clock=clock):
+            clock.now += 100.0
+            stats.add(r)
+            seen.append(r.seconds)
+        assert seen == [Seconds(16.0, 1.0, 6.0, 8.0), Seconds(0.0, 1.0, 6.0, 8.0), Seconds(0.0, 1.0, 6.0, 8.0)]
+        assert stats.seconds == Seconds(prefill=16.0, draft=3.0, verify=18.0, other=24.0)
+
+
+def test_clock_is_split_by_phase(ops: Ops) -> None:
+    check_phases(ops)

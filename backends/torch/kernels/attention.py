@@ -36,15 +36,20 @@ def attention(
     if tree is None:
         raise RuntimeError(f"{type(module).__name__} does not hand keyword arguments to its attention function")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    n, repeat = query.shape[2], query.shape[1] // key.shape[1]
+    pack = n <= FEW_ROWS and softcap is None and s_aux is None
+    if n == tree.rows:
+        bias = tree.bias(sliding_window, query.dtype, repeat if pack else 1)
+    else:
+        # Layers that share keys are not run for rows whose logits nobody wants: only the last rows come here.
+        bias = tree.bias(sliding_window, query.dtype)
+        bias = None if bias is None else bias[-n:].repeat(repeat if pack else 1, 1)
+    if pack:
+        return packed(query, key, value, bias, scale), None
     if softcap is not None or s_aux is not None:
-        bias = tree.bias(sliding_window, query.dtype)
         return reference(query, key, value, bias, scale, softcap, s_aux), None
-    rows = query.shape[1] // key.shape[1]
-    if query.shape[2] > FEW_ROWS:
-        bias = tree.bias(sliding_window, query.dtype)
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale, enable_gqa=rows > 1)
-        return out.transpose(1, 2), None
-    return packed(query, key, value, tree.bias(sliding_window, query.dtype, rows), scale), None
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale, enable_gqa=repeat > 1)
+    return out.transpose(1, 2), None
 
 
 def packed(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:

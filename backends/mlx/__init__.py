@@ -1,0 +1,47 @@
+"""The MLX backend: Apple Silicon through Metal; elsewhere MLX's CPU or CUDA build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+READS_PICKLES = False
+
+
+def load_target(folder: Path, notify: Callable[[str], None], **options: Any) -> Any:
+    """Load a model folder as a Target; see `loading.load`."""
+    from speclocal.backends.mlx.loading import load
+
+    return load(folder, notify, **options)
+
+
+def on_cpu(device: str) -> bool:
+    """Whether a device by this name is the processor; UsageError for one there is not."""
+    import mlx.core as mx
+
+    from speclocal.backends.mlx.loading import _device
+
+    return _device(device) == mx.cpu
+
+
+def free_memory(device: str) -> int:
+    """Bytes a model may take on this device; see `memory.free`."""
+    from speclocal.backends.mlx.memory import free
+
+    return free(device)
+
+
+def describe() -> dict[str, str]:
+    """Versions and devices, for `speclocal doctor`."""
+    from importlib.metadata import version
+
+    import mlx.core as mx
+
+    info = mx.device_info()
+    memory = f", {info['memory_size'] / 2**30:.0f} GiB" if "memory_size" in info else ""
+    return {
+        "mlx": version("mlx"),
+        "mlx-lm": version("mlx-lm"),
+        "mlx device": f"{info.get('device_name', '?')} ({mx.default_device().type.name}){memory}",
+    }

@@ -1,0 +1,1 @@
+"""Draft modules that read the target, as MLX modules."""

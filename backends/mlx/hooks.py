@@ -1,0 +1,116 @@
+"""What must be changed in a model of mlx-lm, instance by instance: its classes stay untouched.
+
+An instance is given a subclass of its own class, so that names, weights and `isinstance` stay as they are.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+Call = Callable[..., Any]
+
+
+def reclass(module: nn.Module, make: Callable[[Call], Call]) -> None:
+    """Replace the `__call__` of one instance. make: gets the one of its class, returns the new one."""
+    kind = type(module)
+    call = make(kind.__call__)
+    module.__class__ = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__, "hooked": True})
+
+
+def positions_per_node(model: nn.Module) -> int:
+    """Ropes accept positions [B, n], one for each row; returns how many were found."""
+    ropes = [m for m in model.modules() if _is_rope(m)]
+    for rope in ropes:
+        reclass(rope, _by_node)
+    for module in {type(m).__module__ for m in model.modules()}:
+        scale = getattr(sys.modules.get(module), "_get_llama_4_attn_scale", None)
+        if scale is not None and not hasattr(scale, "by_node"):
+            sys.modules[module]._get_llama_4_attn_scale = _attention_scale(scale)
+    return len(ropes)
+
+
+def _is_rope(module: nn.Module) -> bool:
+    """A module without weights that is called with an offset."""
+    if getattr(module, "hooked", False) or module.children():
+        return False
+    return "offset" in inspect.signature(type(module).__call__).parameters
+
+
+def _by_node(inner: Call) -> Call:
+    def call(self: nn.Module, x: mx.array, offset: int | mx.array = 0, *args: Any, **kwargs: Any) -> mx.array:
+        if not isinstance(offset, mx.array) or offset.ndim != 2:
+            return inner(self, x, offset, *args, **kwargs)
+        # Ropes know one position a batch row, so every node becomes a batch row of length 1.
+        B, H, n, d = x.shape
+        rows = x.transpose(0, 2, 1, 3).reshape(B * n, H, 1, d)
+        out = inner(self, rows, offset.reshape(-1), *args, **kwargs)
+        return out.reshape(B, n, H, d).transpose(0, 2, 1, 3)
+
+    return call
+
+
+def _attention_scale(inner: Call) -> Call:
+    """Ministral's scale of queries by position, which takes one offset for a text."""
+
+    def scale(size: int, offset: int | mx.array, beta: float, most: int) -> mx.array:
+        if not isinstance(offset, mx.array) or offset.ndim != 2:
+            return inner(size, offset, beta, most)
+        return (1 + beta * mx.log(1 + mx.floor(offset / most)))[:, None, :, None]
+
+    scale.by_node = True  # type: ignore[attr-defined]
+    return scale
+
+
+def own_masks(layers: Sequence[nn.Module]) -> None:
+    """Each layer asks its own cache for its mask: for classes that make one mask for layers of different windows."""
+    for layer in layers:
+        reclass(layer, _with_own_mask)
+
+
+def _with_own_mask(inner: Call) -> Call:
+    signature = inspect.signature(inner)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        cache = given.arguments.get("cache")
+        if cache is not None:
+            mask = given.arguments.get("mask")
+            rows = given.args[1].shape[1]
+            given.arguments["mask"] = cache.make_mask(rows, return_array=isinstance(mask, mx.array))
+        return inner(*given.args, **given.kwargs)
+
+    return call
+
+
+class Taps:
+    """Keeps the outputs of chosen decoder layers during a pass."""
+
+    def __init__(self, model: Any, layers: Sequence[int]):
+        self.layers = tuple(layers)
+        self._held: dict[int, mx.array] = {}
+        for number in self.layers:
+            reclass(model.layers[number], self._hook(number))
+
+    def _hook(self, number: int) -> Callable[[Call], Call]:
+        def make(inner: Call) -> Call:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                out = inner(*args, **kwargs)
+                self._held[number] = (out[0] if isinstance(out, tuple) else out)[0]
+                return out
+
+            return call
+
+        return make
+
+    def clear(self) -> None:
+        self._held.clear()
+
+    def take(self) -> mx.array | None:
+        """[n, E, D], or None without taps."""
+        return mx.stack([self._held[i] for i in self.layers], 1) if self.layers else None

@@ -1,0 +1,1 @@
+"""Kernels of the MLX backend, each beside its plain reference."""

@@ -1,0 +1,92 @@
+"""The golden drafter heads: config, headers of the tensors, tables, and facts of the target."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from speclocal.core.heads import EagleSpec, MedusaSpec, Overrides, Spec, TargetFacts, identify
+from tests.conftest import GOLDEN
+
+HEADS = GOLDEN / "heads"
+FILES = ("model.safetensors", "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
+SMALL, LARGE = TargetFacts(layers=4, hidden=64, vocab=128), TargetFacts(layers=8, hidden=64, vocab=128)
+
+
+@dataclass
+class HeadFile:
+    """A head's files, free to be spoilt by a test."""
+
+    config: dict[str, Any]
+    tensors: dict[str, tuple[list[int], str]]
+    target: TargetFacts
+
+    def identify(self, *overrides: Any) -> tuple[Spec, dict[str, str]]:
+        return identify(self.config, self.tensors, self.target, *overrides)
+
+
+def head_file(name: str) -> HeadFile:
+    """A fresh copy of what a golden folder says."""
+    config = json.loads((HEADS / name / "config.json").read_text())
+    target = SMALL if name in ("eagle1", "eagle2", "eagle2-llama3") or name.startswith("medusa") else LARGE
+    return HeadFile(config, {key: (list(shape), kind) for key, (shape, kind) in _headers(name).items()}, target)
+
+
+def weights(name: str) -> Path:
+    return next(path for file in FILES if (path := HEADS / name / file).is_file())
+
+
+@cache
+def _headers(name: str) -> dict[str, tuple[tuple[int, ...], str]]:
+    path = weights(name)
+    if path.suffix == ".safetensors":
+        with safe_open(path, "numpy") as file:
+            slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+            return {key: (tuple(each.get_shape()), each.get_dtype()) for key, each in slices.items()}
+    torch = pytest.importorskip("torch")
+    kinds = {torch.float32: "F32", torch.int64: "I64", torch.bool: "BOOL"}
+    return {key: (tuple(each.shape), kinds[each.dtype]) for key, each in _pickled(path).items()}
+
+
+def table(name: str, key: str) -> list[int]:
+    """A stored table of numbers, as a list."""
+    path = weights(name)
+    if path.suffix == ".safetensors":
+        with safe_open(path, "numpy") as file:
+            return file.get_tensor(key).tolist()
+    return _pickled(path)[key].tolist()
+
+
+def _pickled(path: Path) -> dict[str, Any]:
+    return pytest.importorskip("torch").load(path, weights_only=True)
+
+
+def eagle(file: HeadFile, *overrides: Overrides) -> EagleSpec:
+    """The head, which is of an EAGLE kind."""
+    spec, _ = file.identify(*overrides)
+    assert isinstance(spec, EagleSpec)
+    return spec
+
+
+def with_config(name: str = "eagle3", **changes: Any) -> HeadFile:
+    """A golden head whose config.json says something else."""
+    file = head_file(name)
+    file.config |= changes
+    return file
+
+
+def with_layer(name: str = "eagle3-speculators", **changes: Any) -> HeadFile:
+    file = head_file(name)
+    file.config["transformer_layer_config"] |= changes
+    return file
+
+
+def said(spec: EagleSpec | MedusaSpec, words: str) -> bool:
+    """Whether a notice has these words."""
+    return any(words in notice for notice in spec.notices)
