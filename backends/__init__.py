@@ -1,9 +1,10 @@
 """Backends by folder name. `load` imports one on demand; each package offers the same functions:
 
 `load_target(folder, notify, *, dtype, device, context, kv_bits, allow_pickle, trust_remote_code, taps)` gives a
-Target, `describe()` versions and devices; `on_cpu(device)` says whether a device is the processor,
-`free_memory(device)` how many bytes a model may take there, `READS_PICKLES` whether it loads weights from pickles.
-`torch` converts what others cannot read: `convert_gguf(file, folder)`, `convert_pickles(folder, folder)`.
+Target, `load_head(folder, spec, names, target)` the module of a drafter head, `describe()` versions and devices;
+`on_cpu(device)` says whether a device is the processor, `free_memory(device)` how many bytes a model may take there,
+`READS_PICKLES` whether it loads weights from pickles. `torch` converts what others cannot read:
+`convert_gguf(file, folder)`, `convert_pickles(folder, folder)`.
 """
 
 from __future__ import annotations

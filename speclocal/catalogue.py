@@ -113,18 +113,24 @@ class Catalogue:
         names = self._names(target)
         return tuple(p for p in self.pairings if names & {t.lower() for t in p.targets})
 
-    def drafter(self, target: str, method: str, backend: str) -> tuple[Pairing, tuple[Source, ...]]:
-        """The published drafter of that method for a target, and its sources (none: inside the target)."""
-        known = self.pairings_of(target)
-        for pairing in known:
+    def published(self, target: str, method: str, backend: str) -> list[tuple[Pairing, tuple[Source, ...]]]:
+        """The drafters of that method for a target, best first, and their sources (none: inside the target)."""
+        found = []
+        for pairing in self.pairings_of(target):
             if pairing.method == method and (not pairing.sources or backend in pairing.sources):
                 texts = pairing.sources.get(backend, ())
-                return pairing, tuple(source for text in texts for source in self.sources(text, backend))
-        methods = sorted({pairing.method for pairing in known})
+                found.append((pairing, tuple(source for text in texts for source in self.sources(text, backend))))
+        return found
+
+    def drafter(self, target: str, method: str, backend: str) -> tuple[Pairing, tuple[Source, ...]]:
+        """The first published drafter of that method for a target; UsageError if there is none."""
+        if found := self.published(target, method, backend):
+            return found[0]
+        methods = sorted({pairing.method for pairing in self.pairings_of(target)})
         raise UsageError(
             f"no {method} drafter is known for {target} on {backend}",
             expected=f"one of {', '.join(methods)}" if methods else None,
-            do=f"or name its weights: --drafter {method}:org/name",
+            do=f"name its weights: --drafter {method}:org/name",
         )
 
     def _names(self, target: str) -> set[str]:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from speclocal.errors import DownloadError, ModelError
 from speclocal.sources import Policy, Repo
@@ -14,6 +14,8 @@ from speclocal.sources import Policy, Repo
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _WANTED = (".safetensors", ".json", ".jinja", ".model", ".txt", ".tiktoken")
 _SHARD = re.compile(r"(?P<stem>.+)-\d+-of-(?P<count>\d+)\.safetensors")
+_WEIGHTS = ("model*.safetensors", "medusa_lm_head*.safetensors")
+_PICKLED = ("pytorch_model*.bin", "*.pt")
 _HEADER_LIMIT = 100_000_000  # the format's own limit
 
 
@@ -57,32 +59,66 @@ def safetensors_problem(path: Path) -> str | None:
         return "is missing"
     if not tensors:
         return "has no valid header"
-    expected = 8 + length + max(end for _, _, end in tensors)
+    expected = 8 + length + max(tensor.end for tensor in tensors.values())
     return None if size == expected else f"has {size:,} bytes where its header says {expected:,}"
 
 
-def _header(path: Path, size: int) -> tuple[int, list[tuple[str, int, int]]]:
-    """Length of a safetensors header, and number type, first byte and end of each tensor; none if it is not valid."""
+class _Tensor(NamedTuple):
+    """A tensor as the header of its file tells it: number type, shape, first byte and end."""
+
+    kind: str
+    shape: list[int]
+    start: int
+    end: int
+
+
+def _header(path: Path, size: int) -> tuple[int, dict[str, _Tensor]]:
+    """Length of a safetensors header, and its tensors by name; none if it is not valid."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         try:
             header = json.loads(file.read(length)) if 0 < length <= min(_HEADER_LIMIT, size) else {}
-            entries = [entry for name, entry in header.items() if name != "__metadata__"]
-            spans = [(str(entry.get("dtype")), entry["data_offsets"]) for entry in entries]
-            return length, [(kind, int(span[0]), int(span[1])) for kind, span in spans]
+            entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+            return length, {
+                name: _Tensor(str(entry.get("dtype")), list(entry.get("shape", ())), int(span[0]), int(span[1]))
+                for name, entry in entries.items()
+                for span in [entry["data_offsets"]]
+            }
         except (AttributeError, KeyError, IndexError, TypeError, ValueError):
-            return length, []
+            return length, {}
 
 
-def weight_sizes(folder: Path) -> dict[str, int]:
+def stored_tensors(files: Iterable[Path]) -> dict[str, tuple[list[int], str]]:
+    """Shape and number type of every tensor in safetensors files, by name."""
+    return {
+        name: (tensor.shape, tensor.kind)
+        for path in files
+        for name, tensor in _header(path, path.stat().st_size)[1].items()
+    }
+
+
+def head_files(folder: Path) -> list[Path]:
+    """The files that hold the weights of a model or drafter head; [] for none.
+
+    Safetensors of the usual names, else pickles of the usual names, else whatever safetensors there are: folders of
+    heads hold other tensors beside the weights.
+    """
+    for patterns in (_WEIGHTS, _PICKLED, ("*.safetensors",)):
+        if files := sorted(path for pattern in patterns for path in folder.glob(pattern)):
+            return files
+    return []
+
+
+def weight_sizes(folder: Path, files: Iterable[Path] | None = None) -> dict[str, int]:
     """Number type, as safetensors names it → bytes of a folder's weights that are stored in it.
 
-    Pickles do not tell: theirs count as the type that config.json names.
+    files: those that count; None: all safetensors of the folder. Pickles do not tell: theirs count as the type that
+    config.json names.
     """
     sizes: dict[str, int] = {}
-    for path in folder.glob("*.safetensors"):
-        for kind, start, end in _header(path, path.stat().st_size)[1]:
-            sizes[kind] = sizes.get(kind, 0) + end - start
+    for path in folder.glob("*.safetensors") if files is None else files:
+        for tensor in _header(path, path.stat().st_size)[1].values():
+            sizes[tensor.kind] = sizes.get(tensor.kind, 0) + tensor.end - tensor.start
     if not sizes:
         config = read_json(folder / "config.json")
         named = str(config.get("dtype") or config.get("torch_dtype"))

@@ -29,11 +29,12 @@ class Load:
     """What to load. Everything has a default; front ends fill it from flags, environment and the user file.
 
     target:        alias, hub id (`org/name@revision`), local folder, or GGUF file.
-    drafter:       `none`, `ngram`, `draft_model`, `scripted`; `method:source` names weights too. None: `draft_model` if
-                   one is named, else `ngram`.
+    drafter:       `none`, `ngram`, `draft_model`, `scripted`; `eagle3`, `p_eagle`, `eagle`, `medusa`, with a head that
+                   the catalogue knows; `method:source` names weights too; `auto`: the best there is for the target.
+                   None: `draft_model` if one is named, else `ngram`.
     draft_model:   source of the draft model for `draft_model`, like `target`.
     options:       settings of the drafter by name (`-o depth=6`), checked against its own `Settings`.
-    verify:        `coupled`, `rejection` or `block`.
+    verify:        `coupled`, `rejection` or `block`; or `typical`, which is not lossless.
     dtype:         `auto`, `float32`, `bfloat16`, `float16`.
     device:        `auto`, `cpu`, `cuda`, `cuda:1`.
     kv_bits:       4 or 8 bits for the target's keys and values; None: its own numbers. A draft model keeps its own.
@@ -75,7 +76,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Header:
-    """What is really in use, for headers and JSON."""
+    """What is really in use, for headers and JSON.
+
+    head:     the drafter's head as `--drafter` names it, None if it has none.
+    lossless: whether the text is the target's own whatever is drafted.
+    caveat:   in which way it is not, or not the original model's; "" for none.
+    """
 
     target: str
     revision: str | None
@@ -89,6 +95,9 @@ class Header:
     vocabulary: str
     notices: tuple[str, ...]
     kv_bits: int | None = None
+    head: str | None = None
+    lossless: bool = True
+    caveat: str = ""
 
 
 class Engine:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,13 @@ def load_target(folder: Path, notify: Callable[[str], None], **options: Any) -> 
     from speclocal.backends.mlx.loading import load
 
     return load(folder, notify, **options)
+
+
+def load_head(folder: Path, spec: Any, names: Mapping[str, str], target: Any) -> Any:
+    """The drafter head in a folder of safetensors, as a module for that target; see `heads.load`."""
+    from speclocal.backends.mlx.heads import load
+
+    return load(folder, spec, names, target)
 
 
 def on_cpu(device: str) -> bool:

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.base import create_causal_mask
 
-from speclocal.core.tree import DraftTree
+from speclocal.core.tree import DraftTree, Layout
 from speclocal.errors import ModelError
 
 BLOCK = 256
@@ -32,6 +32,7 @@ class View:
         self.stop = max(map(len, trees))
         self.rows = self.stop - start
         self._is_chain = len(trees) == 1 and trees[0].is_chain
+        self._layout = trees[0].layout if len(trees) == 1 else None
         self._made: dict[tuple[int | None, int | None, bool], Mask] = {}
         self._positions: np.ndarray | None = None
         self._offset: int | mx.array | None = None
@@ -51,6 +52,8 @@ class View:
         """What a rope is told: the first position if the rows follow each other, else the position of each, [B, n]."""
         if self._is_chain:
             return self._lengths[0] + self.start
+        if self._offset is None and self._layout is not None:
+            self._offset = (self._layout.depth[self.start :] + self._lengths[0])[None]
         if self._offset is None:
             self._offset = mx.array(self.positions[:, self.start :])
         return self._offset
@@ -59,8 +62,9 @@ class View:
         """The first slot that any row sees through a window."""
         if window is None:
             return 0
-        if self._is_chain:
-            return max(0, self._lengths[0] + self.start - window + 1)
+        if self._is_chain or self._layout is not None:
+            # Of a tree that grew on the device nothing is known but that its first row is its highest.
+            return max(0, self._lengths[0] + (self.start if self._is_chain else 0) - window + 1)
         return max(0, int(self.positions[:, self.start :].min()) - window + 1)
 
     def mask(self, cut: int | None, window: int | None, as_array: bool = False) -> Mask:
@@ -72,7 +76,12 @@ class View:
         """
         key = (cut, window, as_array)
         if key not in self._made:
-            self._made[key] = self._of_chain(cut, window, as_array) if self._is_chain else self._of_trees(cut, window)
+            if self._is_chain:
+                self._made[key] = self._of_chain(cut, window, as_array)
+            elif self._layout is not None:
+                self._made[key] = self._on_device(self._layout, cut, window)
+            else:
+                self._made[key] = self._of_trees(cut, window)
         return self._made[key]
 
     def _of_chain(self, cut: int | None, window: int | None, as_array: bool) -> Mask:
@@ -96,6 +105,14 @@ class View:
                 far = at[None] <= self.positions[b, self.start :, None] - window
                 seen[b, :, : length + self.stop] &= ~far
         return mx.array(seen[:, None, :, self.first(cut) :])
+
+    def _on_device(self, layout: Layout, cut: int | None, window: int | None) -> mx.array:
+        length = self._lengths[0]
+        seen = mx.concatenate([mx.ones((self.rows, length), mx.bool_), layout.seen[self.start :] > 0], 1)
+        if window is not None:
+            at = mx.concatenate([mx.arange(length), layout.depth + length])
+            seen = seen & (at[None] > at[length + self.start :, None] - window)
+        return seen[None, None, :, self.first(cut) :]
 
     def _ancestors(self, b: int) -> np.ndarray:
         """[n, stop] which nodes each row sees. A row that stands for nothing sees itself: no row may see nothing."""

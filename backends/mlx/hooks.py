@@ -13,6 +13,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from speclocal.core.head_spec import FEATURE
+from speclocal.errors import ModelError
+
 Call = Callable[..., Any]
 
 
@@ -88,29 +91,54 @@ def _with_own_mask(inner: Call) -> Call:
     return call
 
 
+class Anatomy:
+    """The parts of a model that a head reads: decoder layers, final norm, embedding, output layer."""
+
+    def __init__(self, model: Any):
+        trunk: dict[str, Any] = next((m for m in model.modules() if "embed_tokens" in m and "layers" in m), {})
+        self.layers: Sequence[nn.Module] = trunk.get("layers", ())
+        self.embedding: Any = trunk.get("embed_tokens")
+        self.norm: nn.Module | None = trunk.get("norm")
+        self._head = next((m.lm_head for m in model.modules() if "lm_head" in m), None)
+
+    def unembed(self, hidden: mx.array) -> mx.array:
+        """[n, D] → [n, V]."""
+        return self.embedding.as_linear(hidden) if self._head is None else self._head(hidden)
+
+
 class Taps:
-    """Keeps the outputs of chosen decoder layers during a pass."""
+    """Keeps hidden states of chosen points (see `Target.tap`) during a pass."""
 
-    def __init__(self, model: Any, layers: Sequence[int]):
-        self.layers = tuple(layers)
+    def __init__(self, anatomy: Anatomy, points: Sequence[int]):
+        self.points = tuple(points)
         self._held: dict[int, mx.array] = {}
-        for number in self.layers:
-            reclass(model.layers[number], self._hook(number))
+        self._hooked: list[tuple[nn.Module, type]] = []
+        if self.points and (anatomy.embedding is None or anatomy.norm is None):
+            raise ModelError("no head can read this model: its layers are not named in the usual way")
+        for point in self.points:
+            module: Any = anatomy.norm if point == FEATURE else anatomy.layers[max(point - 1, 0)]
+            self._hooked.append((module, type(module)))
+            reclass(module, self._hook(point))
 
-    def _hook(self, number: int) -> Callable[[Call], Call]:
+    def _hook(self, point: int) -> Callable[[Call], Call]:
         def make(inner: Call) -> Call:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                out = inner(*args, **kwargs)
-                self._held[number] = (out[0] if isinstance(out, tuple) else out)[0]
+            def call(module: nn.Module, x: mx.array, *args: Any, **kwargs: Any) -> Any:
+                out = inner(module, x, *args, **kwargs)
+                self._held[point] = x[0] if point == 0 else (out[0] if isinstance(out, tuple) else out)[0]
                 return out
 
             return call
 
         return make
 
+    def remove(self) -> None:
+        """Give the modules back the classes they had."""
+        for module, kind in reversed(self._hooked):
+            module.__class__ = kind
+
     def clear(self) -> None:
         self._held.clear()
 
     def take(self) -> mx.array | None:
         """[n, E, D], or None without taps."""
-        return mx.stack([self._held[i] for i in self.layers], 1) if self.layers else None
+        return mx.stack([self._held[i] for i in self.points], 1) if self.points else None

@@ -9,8 +9,9 @@ from typing import Any
 import mlx.core as mx
 
 from speclocal.backends.mlx.cache import TreeCache
-from speclocal.backends.mlx.hooks import Taps
+from speclocal.backends.mlx.hooks import Anatomy, Taps
 from speclocal.backends.mlx.ops import make_ops
+from speclocal.core.head_spec import TargetFacts
 from speclocal.core.interfaces import Scores
 from speclocal.core.pending import Pending
 from speclocal.core.prefix import shared_prefix
@@ -28,7 +29,7 @@ class MlxTarget:
 
     cache:   as many layers as the model has caches.
     context: most positions it may use.
-    taps:    numbers of the decoder layers whose output hidden states `Scores.taps` holds, in this order.
+    taps:    see `tap`.
 
     All work belongs to the thread that made it and to MLX's default stream.
     """
@@ -44,15 +45,42 @@ class MlxTarget:
         self._scored = 0
         self._since_clear = 0
         self._logits: mx.array | None = None
-        self._taps = Taps(model, taps)
+        self._anatomy = Anatomy(model)
+        self._scale: mx.array | float = 1.0
+        self._taps = Taps(self._anatomy, (0,) if self._anatomy.embedding is not None else ())
+        self.facts = TargetFacts(0, 0, 0)
         self.vocab, self.dtype = self._look()
+        self._taps.remove()
+        self._taps = Taps(self._anatomy, taps)
 
     def _look(self) -> tuple[int, str]:
-        """Width and number type of the logits, from a pass that is never computed."""
+        """Width and number type of the logits, from a pass of which only the embedding is computed."""
         self.cache.open([self._tree])
-        logits = self.model(mx.array([[0]]), cache=self.cache.layers)
+        logits = self.model(mx.array([[1]]), cache=self.cache.layers)
         self.cache.clear()
+        if (scaled := self._taps.take()) is not None:
+            # Some classes scale what they look up.
+            plain = self._anatomy.embedding(mx.array([1]))
+            self._scale = (scaled[:, 0] * plain).sum() / mx.maximum((plain * plain).sum(), 1e-20)
+            rows, hidden = self._anatomy.embedding.weight.shape[0], scaled.shape[-1]
+            self.facts = TargetFacts(len(self._anatomy.layers), hidden, rows, self.context)
         return logits.shape[-1], str(logits.dtype).removeprefix("mlx.core.")
+
+    def tap(self, points: Sequence[int]) -> None:
+        """See Target."""
+        if tuple(points) != self._taps.points:
+            self._taps.remove()
+            self._taps = Taps(self._anatomy, points)
+            self.prefill([])
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """See Target."""
+        found = self._anatomy.embedding(tokens)
+        return (found * self._scale).astype(found.dtype)
+
+    def unembed(self, hidden: mx.array) -> mx.array:
+        """See Target."""
+        return self._anatomy.unembed(hidden)
 
     @property
     def cached(self) -> Sequence[int]:
@@ -68,6 +96,8 @@ class MlxTarget:
         if len(self._cached) != self.cache.length:
             self._cached.clear()  # a commit was interrupted: what the cache holds is not known
         same = shared_prefix(tokens, self._cached)
+        if self._taps.points:
+            same = max(same - 1, 0)
         self.cache.truncate(same)
         del self._cached[same:]
         self._scored = 0
@@ -83,7 +113,7 @@ class MlxTarget:
             self.commit(range(1, len(chunk)))
             if progress:
                 progress(first + len(chunk))
-        return Scores(taps=mx.concatenate(taps) if self._taps.layers and taps else None)
+        return Scores(taps=mx.concatenate(taps) if self._taps.points and taps else None)
 
     def score(self, tree: DraftTree, start: int = 0) -> Scores:
         """See Target. The pass is only described; reading a value, or `Ops.submit`, starts it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,13 @@ def load_target(
     from speclocal.backends.torch.loading import load
 
     return load(folder, notify, **options)
+
+
+def load_head(folder: Path, spec: Any, names: Mapping[str, str], target: Any) -> Any:
+    """The drafter head in a folder of safetensors, as a module for that target; see `heads.load`."""
+    from speclocal.backends.torch.heads import load
+
+    return load(folder, spec, names, target)
 
 
 def on_cpu(device: str) -> bool:

@@ -25,7 +25,10 @@ class View:
     def __init__(self, length: int, tree: DraftTree, start: int, device: torch.device):
         self._length, self._tree, self._start, self._device = length, tree, start, device
         self.rows = len(tree) - start
-        self.positions = torch.tensor([[length + d for d in tree.depth[start:]]], device=device)
+        if tree.layout is not None:
+            self.positions = (tree.layout.depth[start:] + length)[None]
+        else:
+            self.positions = torch.tensor([[length + d for d in tree.depth[start:]]], device=device)
         self._made: dict[tuple[int | None, torch.dtype, int], Tensor | None] = {}
 
     def bias(self, window: int | None, dtype: torch.dtype, repeat: int = 1) -> Tensor | None:
@@ -34,7 +37,7 @@ class View:
         A sliding window counts positions along the node's own path: a row at position s sees keys at s-window+1..s.
         Made once a pass, however many layers ask.
         """
-        if window is not None and self._length + max(self._tree.depth) < window:
+        if window is not None and self._length + self._deepest < window:
             window = None
         key = (window, dtype, repeat)
         if key not in self._made:
@@ -45,25 +48,40 @@ class View:
                 self._made[key] = None if bias is None else bias.repeat(repeat, 1)
         return self._made[key]
 
+    @property
+    def _deepest(self) -> int:
+        layout = self._tree.layout
+        return max(self._tree.depth) if layout is None else layout.deepest
+
+    def _seen(self) -> Tensor:
+        """[n, N] which nodes each row sees: its ancestors and itself."""
+        if self._tree.layout is not None:
+            return self._tree.layout.seen[self._start :] > 0
+        ancestors, nodes = self._tree.ancestors, range(len(self._tree))
+        return torch.tensor(
+            [[ancestors[i] >> j & 1 == 1 for j in nodes] for i in nodes[self._start :]], device=self._device
+        )
+
     def _make(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        nodes = range(self._start, len(self._tree))
         if window is None and len(self._tree) == 1:
             return None
         total = self._length + len(self._tree)
         hidden = float("-inf")
-        bias = torch.zeros(len(nodes), total, dtype=dtype, device=self._device)
+        bias = torch.zeros(self.rows, total, dtype=dtype, device=self._device)
         if self._tree.is_chain:
-            rows = torch.full((len(nodes), len(self._tree)), hidden, dtype=dtype, device=self._device)
+            rows = torch.full((self.rows, len(self._tree)), hidden, dtype=dtype, device=self._device)
             bias[:, self._length :] = rows.triu_(self._start + 1)
         else:
-            ancestors = self._tree.ancestors
-            seen = [[ancestors[i] >> j & 1 == 1 for j in range(len(self._tree))] for i in nodes]
-            bias[:, self._length :].masked_fill_(~torch.tensor(seen, device=self._device), hidden)
+            bias[:, self._length :].masked_fill_(~self._seen(), hidden)
         if window is not None:
             at = torch.arange(self._length, device=self._device)
-            at = torch.cat([at, self._length + torch.tensor(self._tree.depth, device=self._device)])
+            at = torch.cat([at, self._depths() + self._length])
             bias.masked_fill_(at[None, :] <= self.positions[0][:, None] - window, hidden)
         return bias
+
+    def _depths(self) -> Tensor:
+        layout = self._tree.layout
+        return torch.tensor(self._tree.depth, device=self._device) if layout is None else layout.depth
 
 
 class TreeCache(Cache):

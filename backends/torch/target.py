@@ -10,12 +10,14 @@ from torch import Tensor, nn
 
 from speclocal.backends.torch.cache import TreeCache, View
 from speclocal.backends.torch.ops import make_ops
+from speclocal.core.head_spec import FEATURE, TargetFacts
 from speclocal.core.interfaces import Scores
 from speclocal.core.pending import Pending
 from speclocal.core.prefix import shared_prefix
 from speclocal.core.tree import DraftTree
 from speclocal.errors import ContextError
 
+FINAL_NORMS = ("norm", "final_layernorm", "ln_f", "final_norm")
 CHUNK = 256
 """Prompt tokens per pass: bounds the memory of activations and masks."""
 
@@ -25,7 +27,7 @@ class TorchTarget:
 
     model:   loaded with the attention implementation `speclocal_tree`.
     context: most positions it may use.
-    taps:    numbers of the decoder layers whose output hidden states `Scores.taps` holds, in this order.
+    taps:    see `tap`.
     """
 
     def __init__(self, model: Any, context: int, taps: Sequence[int] = ()):
@@ -39,7 +41,22 @@ class TorchTarget:
         self._cached: list[int] = []
         self._tree = DraftTree.chain(0)
         self._scored = 0
+        config = model.config.get_text_config()
+        self._embedding, self.unembed = model.get_input_embeddings(), model.get_output_embeddings()
+        self.facts = TargetFacts(config.num_hidden_layers, config.hidden_size, len(self._embedding.weight), context)
         self._taps = Taps(model, taps)
+
+    def tap(self, points: Sequence[int]) -> None:
+        """See Target."""
+        if tuple(points) != self._taps.points:
+            self._taps.remove()
+            self._taps = Taps(self.model, points)
+            self.prefill([])
+
+    @torch.inference_mode()
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See Target."""
+        return self._embedding(tokens)
 
     @property
     def cached(self) -> Sequence[int]:
@@ -55,6 +72,8 @@ class TorchTarget:
         if len(self._cached) != self.cache.length:
             self._cached.clear()  # a commit was interrupted: what the cache holds is not known
         same = shared_prefix(tokens, self._cached)
+        if self._taps.points:
+            same = max(same - 1, 0)
         self.cache.truncate(same)
         del self._cached[same:]
         self._scored = 0
@@ -67,7 +86,7 @@ class TorchTarget:
             self.commit(range(1, len(chunk)))
             if progress:
                 progress(first + len(chunk))
-        return Scores(taps=torch.cat(taps) if self._taps.layers and taps else None)
+        return Scores(taps=torch.cat(taps) if self._taps.points and taps else None)
 
     def score(self, tree: DraftTree, start: int = 0) -> Scores:
         """See Target."""
@@ -109,24 +128,41 @@ class TorchTarget:
 
 
 class Taps:
-    """Keeps the outputs of chosen decoder layers during a pass."""
+    """Keeps hidden states of chosen points (see `Target.tap`) during a pass."""
 
-    def __init__(self, model: Any, layers: Sequence[int]):
-        self.layers = tuple(layers)
+    def __init__(self, model: Any, points: Sequence[int]):
+        self.points = tuple(points)
         self._held: dict[int, Tensor] = {}
+        self._hooks: list[Any] = []
         decoder = model.get_decoder()
-        for number in self.layers:
-            decoder.layers[number].register_forward_hook(self._hook(number))
+        for point in self.points:
+            if point == FEATURE:
+                norm = next(getattr(decoder, name) for name in FINAL_NORMS if hasattr(decoder, name))
+                self._hooks.append(norm.register_forward_hook(self._output(point)))
+            elif point == 0:
+                self._hooks.append(decoder.layers[0].register_forward_pre_hook(self._input(point), with_kwargs=True))
+            else:
+                self._hooks.append(decoder.layers[point - 1].register_forward_hook(self._output(point)))
 
-    def _hook(self, number: int) -> Callable[[nn.Module, Any, Any], None]:
+    def _output(self, point: int) -> Callable[[nn.Module, Any, Any], None]:
         def keep(module: nn.Module, args: Any, output: Any) -> None:
-            self._held[number] = (output[0] if isinstance(output, tuple) else output)[0]
+            self._held[point] = (output[0] if isinstance(output, tuple) else output)[0]
 
         return keep
+
+    def _input(self, point: int) -> Callable[[nn.Module, Any, Any], None]:
+        def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._held[point] = (args[0] if args else kwargs["hidden_states"])[0]
+
+        return keep
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
 
     def clear(self) -> None:
         self._held.clear()
 
     def take(self) -> Tensor | None:
         """[n, E, D], or None without taps."""
-        return torch.stack([self._held[i] for i in self.layers], 1) if self.layers else None
+        return torch.stack([self._held[i] for i in self.points], 1) if self.points else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from speclocal.core.interfaces import Acceptance, Origin
@@ -50,3 +51,15 @@ def longest(tree: DraftTree, succeeds: Sequence[bool], last: Sequence[int]) -> A
     """Keep the longest prefix of a chain whose test succeeds (a failure does not veto a longer success)."""
     kept = max((i for i, ok in enumerate(succeeds) if ok), default=0)
     return _end(tree, list(range(1, kept + 1)), last[kept])
+
+
+def deepest(tree: DraftTree, chances: Sequence[float], limits: Sequence[float], last: Sequence[int]) -> Acceptance:
+    """Keep the longest path of nodes whose chance is above their limit; of equally long ones the likeliest."""
+    kept = {0: (0, 0.0)}  # node → length and log-probability of its path
+    for node in range(1, len(tree)):
+        parent = tree.parents[node]
+        if parent in kept and chances[node] > limits[node]:
+            length, likelihood = kept[parent]
+            kept[node] = length + 1, likelihood + math.log(chances[node])
+    best = max(kept, key=lambda node: kept[node])
+    return _end(tree, list(tree.path(best)), last[best])

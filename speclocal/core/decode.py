@@ -83,9 +83,8 @@ def decode(
         target.commit(kept.path)
         tokens = kept.tokens(tree)
         sampler.commit(tokens)
-        if finish is None:
-            drafter.commit(tree, taken, scores)
-            budget.learn(tree, taken)
+        drafter.commit(tree, kept, scores)
+        budget.learn(tree, taken)
         origins = (Origin.ACCEPTED,) * len(kept.path) + (kept.origin,)
         seconds.verify += t1 - t0
         seconds.other = clock() - t1

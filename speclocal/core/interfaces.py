@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from speclocal.core.tree import DraftTree
 
 if TYPE_CHECKING:
+    from speclocal.core.growth import Beam
+    from speclocal.core.head_spec import TargetFacts
     from speclocal.core.sampling import Sampler
 
 Array = Any
@@ -103,6 +105,8 @@ class Target(Protocol):
     """Most tokens the model can attend to."""
     trees: bool
     """False: only chains may be scored."""
+    facts: TargetFacts
+    """Sizes that a head which reads the target must fit."""
 
     @property
     def cached(self) -> Sequence[int]:
@@ -111,8 +115,22 @@ class Target(Protocol):
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None] | None = None) -> Scores:
         """Make the cache hold exactly `tokens`, reusing the longest common prefix with what is there.
 
-        `progress` is told how many tokens have been processed. Raises ContextError if they do not fit.
+        `progress` is told how many tokens have been processed. Raises ContextError if they do not fit. With taps, the
+        last token of that prefix is processed once more: a head pairs its state with the token that comes next now.
         """
+
+    def tap(self, points: Sequence[int]) -> None:
+        """Which hidden states `Scores.taps` holds from now on, in this order.
+
+        i = 0..L: the residual stream after i layers (0 the embeddings, L before the final norm); `head_spec.FEATURE`:
+        after the final norm. Where points change, the cache is emptied: of its tokens these states are not known.
+        """
+
+    def embed(self, tokens: Array) -> Array:
+        """Embeddings [n, D] of token ids [n], as the first layer gets them."""
+
+    def unembed(self, hidden: Array) -> Array:
+        """The output layer alone, without what a model does to its logits afterwards: [n, D] → [n, V]."""
 
     def score(self, tree: DraftTree, start: int = 0) -> Scores:
         """One pass over the nodes `start..N-1`; earlier nodes must have been scored since the last commit.
@@ -123,6 +141,38 @@ class Target(Protocol):
 
     def commit(self, path: Sequence[int]) -> None:
         """Append the root and the nodes of `path` to the cache; forget the others. All must have been scored."""
+
+
+class Head(Protocol):
+    """A draft module with a cache of its own that reads the target's states: EAGLE and P-EAGLE. No policy inside.
+
+    Row i pairs the target's state of position i with token i + 1. Logits are float32, [rows, Vd].
+    """
+
+    width: int
+    """Vd, columns of the logits."""
+    ids: Array | None
+    """[Vd] the target's id of every column, ascending; None if columns are ids."""
+    rows: int
+    """Positions whose states have been fed."""
+
+    def truncate(self, rows: int) -> None:
+        """Forget all but the first `rows` positions, and everything drafted."""
+
+    def extend(self, tokens: Sequence[int], taps: Array, masks: int = 0) -> Array:
+        """Feed states [n, E, D] with the tokens that follow them; logits of the last row and of so many mask rows."""
+
+    def step(self, beam: Beam) -> Array:
+        """Run drafted nodes below the rows of the call before; logits [k, Vd]."""
+
+
+class ParallelHead(Protocol):
+    """Draft modules that read one feature and look at nothing else: Medusa."""
+
+    width: int
+
+    def predict(self, feature: Array) -> Array:
+        """Feature [D] → logits [heads, V], float32: row h for the token h + 1 places after the target's next."""
 
 
 class Drafter(Protocol):
@@ -139,7 +189,7 @@ class Drafter(Protocol):
         """Propose a tree below the last committed token; a tree of one node means no draft."""
 
     def commit(self, tree: DraftTree, taken: Acceptance, scores: Scores) -> None:
-        """The round's outcome. `scores` are the target's for that tree."""
+        """The round's outcome, of the last round too. `scores` are the target's for that tree."""
 
 
 @dataclass(frozen=True)

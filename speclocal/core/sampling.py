@@ -179,8 +179,12 @@ class Sampler:
         best = xp.argmax(law.scores, -1)
         return xp.where(self.ops.arange(law.scores.shape[-1])[None, :] == best[:, None], 1.0, 0.0)
 
-    def race(self, law: Law, depths: Sequence[int], purpose: Purpose) -> tuple[Array, Array | None]:
+    def race(
+        self, law: Law, depths: Sequence[int] | Array, purpose: Purpose, deepest: int | None = None
+    ) -> tuple[Array, Array | None]:
         """Law + noise of the position `depths[i]` tokens on, per row: the argmax of a row is a draw from its law.
+
+        depths may be a device array if `deepest` bounds it (not with the block rule).
 
         Returns scores [N, K] and the tokens [K] of their columns, None for all of them: where most tokens are cut off,
         noise is made for the others only. At temperature 0 there is no noise.
@@ -196,11 +200,14 @@ class Sampler:
             # Bottom-up rules decide positions again in later rounds: the round's first position is the key.
             noise = {d: self.noise.block(self.position, d, purpose, tokens) for d in set(depths)}
             return scores + self.ops.xp.concat([noise[d] for d in depths]), tokens
-        first, count = min(depths), max(depths) - min(depths) + 1
+        first = min(depths) if deepest is None else 0
+        count = (max(depths) if deepest is None else deepest) - first + 1
         if tokens is not None:
             made = self.noise.at(range(self.position + first, self.position + first + count), purpose, tokens)
         else:
             made = self.noise.rows(self.position + first, count, purpose)
+        if deepest is not None:
+            return scores + made[depths], tokens
         rows = [d - first for d in depths]
         if count > 1 and rows != list(range(count)):
             made = made[self.ops.array(rows)]

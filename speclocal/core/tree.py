@@ -5,9 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from speclocal.core.pending import Pending
+
+if TYPE_CHECKING:
+    from speclocal.core.interfaces import Array, Ops
 
 Siblings = Literal["one-hot", "iid", "without-replacement"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shape of a tree that grew on the device: what a pass needs of it without a look from the host.
+
+    parents, depth: [N] integers, as in `DraftTree`. seen: [N, N], 1 where a node (row) sees another: its ancestors and
+    itself. deepest: no node is deeper.
+    """
+
+    parents: Array
+    depth: Array
+    seen: Array
+    deepest: int
+
+    @classmethod
+    def of(cls, ops: Ops, parents: Array, deepest: int) -> Layout:
+        """Shape from parents alone; parents[0] is -1."""
+        xp, at = ops.xp, ops.arange(parents.shape[0])
+        itself = xp.where(at[:, None] == at[None, :], 1, 0)
+        above = xp.where(parents < 0, 0, parents)
+        seen = itself
+        for _ in range(deepest):
+            seen = xp.where(itself + seen[above] > 0, 1, 0)
+        return cls(parents, xp.sum(seen, -1) - 1, seen, deepest)
 
 
 @dataclass(frozen=True)
@@ -18,24 +48,29 @@ class DraftTree:
     were drawn, which is the order in which rejection sampling must test them.
 
     tokens:   N token ids; a `core.pending.Pending` where they are still on the device.
-    parents:  N node numbers, `parents[0] == -1`.
+    parents:  N node numbers, `parents[0] == -1`; a `Pending` where the tree grew on the device, then with its `layout`.
     q:        device [N, V] or None. Row `i` is the law the children of node `i` were really drawn from.
     siblings: how children of one node were drawn: `one-hot` (deterministic; q is not needed), `iid`, or
               `without-replacement`.
     """
 
     tokens: Sequence[int]
-    parents: tuple[int, ...]
+    parents: Sequence[int]
     q: Any = None
     siblings: Siblings = "one-hot"
+    layout: Layout | None = None
 
     def __post_init__(self) -> None:
+        if (self.q is None) != (self.siblings == "one-hot"):
+            raise ValueError("drawn siblings come with the law q they were drawn from, deterministic ones without")
+        if isinstance(self.parents, Pending):
+            if self.layout is None:
+                raise ValueError("a tree whose parents are on the device needs its layout")
+            return
         if len(self.tokens) != len(self.parents) or not self.tokens or self.parents[0] != -1:
             raise ValueError("a tree needs as many parents as tokens, and node 0 as its root")
         if any(not 0 <= p < i for i, p in enumerate(self.parents) if i):
             raise ValueError("parents must come before their children")
-        if (self.q is None) != (self.siblings == "one-hot"):
-            raise ValueError("drawn siblings come with the law q they were drawn from, deterministic ones without")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -73,7 +108,7 @@ class DraftTree:
     @property
     def is_chain(self) -> bool:
         """True if every node continues the one before it."""
-        return self.parents == tuple(range(-1, len(self.tokens) - 1))
+        return self.layout is None and self.parents == tuple(range(-1, len(self.tokens) - 1))
 
     def path(self, node: int) -> tuple[int, ...]:
         """Nodes from the root's child down to `node`; empty for the root."""

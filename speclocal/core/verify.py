@@ -1,14 +1,15 @@
 """The acceptance rules. Each turns laws into the few numbers per node that the walk needs, with one sync.
 
 Leviathan et al. 2211.17192, Chen et al. 2302.01318 (rejection), Miao et al. 2305.09781 (siblings), Sun et al.
-2403.10444 (block), Daliri et al. 2408.07978 (coupled). p is the target's law, q the law the drafts were drawn from.
+2403.10444 (block), Daliri et al. 2408.07978 (coupled), Cai et al. 2401.10774 (typical). p is the target's law, q the
+law the drafts were drawn from.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from speclocal.core.accept import follow, longest, try_children
+from speclocal.core.accept import deepest, follow, longest, try_children
 from speclocal.core.interfaces import Acceptance, Array, Ops
 from speclocal.core.noise import Purpose
 from speclocal.core.pending import Pending
@@ -19,11 +20,17 @@ from speclocal.errors import UsageError
 if TYPE_CHECKING:
     from speclocal.core.sampling import Sampler
 
-RULES = ("coupled", "rejection", "block")
+EXACT = ("coupled", "rejection", "block")
+"""The rules that keep the target's law."""
+RULES = (*EXACT, "typical")
 LEAST = 1e30
 """Minus this is below the logarithm of every weight but 0."""
 TINY = 2.0**-20
 """Residual mass below which rounding rules: the residual is then drawn from p (see `residual`)."""
+EPSILON, ALPHA = 0.09, 0.3
+"""The typical rule keeps a draft whose probability is above min(EPSILON, ALPHA exp(-entropy))."""
+SMALL = 1e-5
+"""Added to probabilities before their logarithm, as where the typical rule was published."""
 
 
 def verify(law: Law, tree: DraftTree, sampler: Sampler) -> Acceptance:
@@ -36,17 +43,18 @@ def verify(law: Law, tree: DraftTree, sampler: Sampler) -> Acceptance:
         return coupled(law, tree, sampler)
     if sampler.rule == "rejection":
         return rejection(law, tree, sampler)
+    if sampler.rule == "typical":
+        return typical(law, tree, sampler)
     return block(law, tree, sampler)
 
 
 def fetch(ops: Ops, tree: DraftTree, *arrays: Array) -> list[Any]:
-    """Arrays on the host, and with them the tree's tokens if they are not there yet: one synchronisation."""
-    tokens = tree.tokens
-    if not isinstance(tokens, Pending) or tokens.settled:
-        return ops.to_host(*arrays)
-    *out, values = ops.to_host(*arrays, tokens.array)
-    tokens.settle(values)
-    return out
+    """Arrays on the host, and with them what of the tree is not there yet: one synchronisation."""
+    missing = [ids for ids in (tree.tokens, tree.parents) if isinstance(ids, Pending) and not ids.settled]
+    values = ops.to_host(*arrays, *(ids.array for ids in missing))
+    for ids in reversed(missing):
+        ids.settle(values.pop())
+    return values
 
 
 def on_device(ops: Ops, tree: DraftTree) -> Array:
@@ -67,7 +75,11 @@ def coupled(law: Law, tree: DraftTree, sampler: Sampler) -> Acceptance:
 
 def draw(law: Law, tree: DraftTree, sampler: Sampler, purpose: Purpose) -> Array:
     """One token per node, [N]: a draw from its law, keyed by the node's position; the argmax at temperature 0."""
-    scores, tokens = sampler.race(law, tree.depth, purpose)
+    layout = tree.layout
+    if layout is None:
+        scores, tokens = sampler.race(law, tree.depth, purpose)
+    else:
+        scores, tokens = sampler.race(law, layout.depth, purpose, layout.deepest)
     best = sampler.ops.xp.argmax(scores, -1)
     return best if tokens is None else tokens[best]
 
@@ -181,3 +193,24 @@ def block_thresholds(ops: Ops, p: Array, tree: DraftTree) -> tuple[Array, Array]
         thresholds.append(xp.where(below > 0, mass / xp.where(below > 0, below, 1.0), 1.0) if i else one)
         laws.append(xp.where(mass > TINY, excess / xp.where(mass > TINY, mass, 1.0), p[i]))
     return xp.stack(thresholds), xp.stack(laws)
+
+
+def typical(law: Law, tree: DraftTree, sampler: Sampler) -> Acceptance:
+    """Typical acceptance: a draft is kept if it is likely enough, not as often as the target would say it.
+
+    Not exact: the text does not follow the target's law. The longest path of nodes that are likely enough is kept, of
+    equally long ones the likeliest, and the target's likeliest token follows it.
+    """
+    ops = sampler.ops
+    xp = ops.xp
+    p = sampler.probabilities(law)
+    limits = ALPHA * xp.exp(xp.sum(p * xp.log(p + SMALL), -1))
+    limits = xp.where(limits < EPSILON, limits, EPSILON)
+    best = xp.argmax(p, -1)
+    if len(tree) == 1:
+        return follow(tree, fetch(ops, tree, best)[0])
+    parents = ops.array(list(tree.parents)) if tree.layout is None else tree.layout.parents
+    above = parents[1:]
+    chances = p[above, on_device(ops, tree)[1:]]
+    chances, limits, best = fetch(ops, tree, chances, limits[above], best)
+    return deepest(tree, [1.0, *chances], [0.0, *limits], best)

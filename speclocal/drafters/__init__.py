@@ -11,13 +11,17 @@ from typing import Any
 
 from speclocal.errors import UsageError
 
-METHODS = ("none", "ngram", "draft_model", "scripted")
+METHODS = ("none", "ngram", "draft_model", "eagle3", "p_eagle", "eagle", "medusa", "scripted")
+HEADS = ("eagle3", "p_eagle", "eagle", "medusa")
+"""Methods whose weights were trained for one target: from the one that usually accepts most."""
+SHARED = {"eagle3": "eagle"}
+"""Methods that are another one's module."""
 MOST_NODES = 128
 """Most tokens a round may draft, for every method."""
 
 
 def find(method: str) -> ModuleType:
-    """The module of a method; UsageError with near matches for an unknown one."""
+    """The module of a method (`p-eagle` is `p_eagle`); UsageError with near matches for an unknown one."""
     name = method.replace("-", "_")
     if name not in METHODS:
         near = difflib.get_close_matches(name, METHODS, n=2)
@@ -27,7 +31,7 @@ def find(method: str) -> ModuleType:
             expected=f"one of {', '.join(METHODS)}",
             do=f"did you mean {' or '.join(near)}?" if near else None,
         )
-    return import_module(f"speclocal.drafters.{name}")
+    return import_module(f"speclocal.drafters.{SHARED.get(name, name)}")
 
 
 def read_settings(kind: type, method: str, options: Mapping[str, Any]) -> Any:
@@ -46,7 +50,7 @@ def read_settings(kind: type, method: str, options: Mapping[str, Any]) -> Any:
 
 def _read(name: str, value: Any, type_name: str) -> Any:
     if not isinstance(value, str):
-        return value
+        return tuple(value) if isinstance(value, list) else value
     text = value.strip()
     try:
         if type_name == "int":
@@ -56,7 +60,7 @@ def _read(name: str, value: Any, type_name: str) -> Any:
         if type_name.startswith("tuple"):
             return tuple(int(part) for part in text.split(",") if part)
     except ValueError as error:
-        expected = {"int": "a whole number", "float": "a number"}.get(type_name, "token ids separated by commas")
+        expected = {"int": "a whole number", "float": "a number"}.get(type_name, "whole numbers separated by commas")
         raise UsageError(f"impossible {name}", got=repr(value), expected=expected) from error
     return text
 

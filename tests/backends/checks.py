@@ -6,6 +6,7 @@ from types import ModuleType
 
 import numpy as np
 
+from speclocal.core.head_spec import FEATURE
 from speclocal.core.tree import DraftTree
 from tests.backends.play import (
     SHAPES,
@@ -64,14 +65,14 @@ def levels_equal_one_pass(lab: ModuleType, kind: str) -> None:
 
 def taps_are_hidden_states(lab: ModuleType, kind: str) -> None:
     """Taps of prefill and of every node are the untouched model's hidden states of that layer."""
-    prompt, layers = ids(12), (0,)
-    target = lab.new(kind, taps=layers)
+    prompt, points = ids(12), (0, 1, 2, FEATURE)
+    target = lab.new(kind, taps=points)
     scores = target.prefill(prompt[:-1])
-    close(host(target, scores.taps), lab.hidden(kind, prompt[:-1], layers), f"{kind}, taps of the prompt")
+    close(host(target, scores.taps), lab.hidden(kind, prompt[:-1], points), f"{kind}, taps of the prompt")
     tree = tree_of(SHAPES["full"], prompt[-1])
     taps = host(target, target.score(tree).taps)
     for leaf in leaves(tree):
-        expected = lab.hidden(kind, prompt[:-1] + path_tokens(tree, leaf), layers)[len(prompt) - 1 :]
+        expected = lab.hidden(kind, prompt[:-1] + path_tokens(tree, leaf), points)[len(prompt) - 1 :]
         close(taps[[0, *tree.path(leaf)]], expected, f"{kind}, taps of node {leaf}")
 
 

@@ -70,16 +70,20 @@ def test_turns_equal_a_fresh_target(lab, plain, name):
 
 
 def test_only_what_is_new_is_processed(lab, plain):
-    """Taps cover the tokens that went through the model."""
+    """Taps cover the tokens that went through the model: what is new, and the last one that is not."""
     first = ids(30, seed=1)
     text = first + plain("llama", first, 20)
     target = lab.new("llama", taps=(1,))
     play(target, drafter("draft tree", lab, "llama"), first, 20)
-    for prompt, new in (([*text, 1, 2, 3], 4), ([*text, 1, 2, 4, 5], 2)):
-        assert target.prefill(prompt).taps.shape[0] == new
-    for prompt in ([*text, 1, 2, 4, 5], text, []):
-        assert target.prefill(prompt).taps is None
+    for prompt, new in (([*text, 1, 2, 3], 4), ([*text, 1, 2, 4, 5], 2), ([*text, 1, 2, 4, 5], 0), (text, 0)):
+        assert target.prefill(prompt).taps.shape[0] == new + 1
         assert list(target.cached) == prompt
+    assert target.prefill([]).taps is None
+    target.prefill(text)
+    target.tap((1,))
+    assert list(target.cached) == text
+    target.tap((2,))
+    assert not target.cached, "of these tokens the other state is not known"
 
 
 def test_drafter_changed_between_turns(lab, plain):

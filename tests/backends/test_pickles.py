@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from speclocal import backends
-from speclocal.assemble import model_folder as model_folder_of
+from speclocal.convert import model_folder as model_folder_of
 from speclocal.backends.torch import pickles
 from speclocal.errors import ModelError
 from speclocal.sources import Local, cache_folder

@@ -228,14 +228,17 @@ def stepwise(kind: str, ids: Sequence[int], **changes: Any) -> np.ndarray:
     return np.stack([_after(kind, key, tuple(ids[: end + 1]))[0] for end in range(len(ids))])
 
 
-def hidden(kind: str, ids: Sequence[int], layers: Sequence[int], **changes: Any) -> np.ndarray:
-    """[T, E, D] hidden states after the given layers, at every position, token by token."""
+def hidden(kind: str, ids: Sequence[int], points: Sequence[int], **changes: Any) -> np.ndarray:
+    """[T, E, D] hidden states at every position, token by token; points as in `Target.tap`."""
     key = kinds.key(changes)
+    model = _untouched(kind, key).model
     caches, rows = _caches(kind, key), []
-    with _recorded(_untouched(kind, key).model.layers, layers) as seen:
+    with _recorded(model.layers, range(len(model.layers))) as seen:
         for token in ids:
             _step(kind, key, token, caches)
-            rows.append([np.array(seen[layer]) for layer in layers])
+            states = [seen[layer] for layer in range(-1, len(model.layers))]
+            states.append(model.norm(states[-1]))
+            rows.append([np.array(states[point]) for point in points])
     return np.array(rows)
 
 
@@ -263,6 +266,8 @@ class _Recorder:
         return getattr(self._layer, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._number == 0:
+            self._seen[-1] = args[0][0, -1]
         out = self._layer(*args, **kwargs)
         self._seen[self._number] = (out[0] if isinstance(out, tuple) else out)[0, -1]
         return out

@@ -134,11 +134,15 @@ def stepwise(kind: str, ids: Sequence[int], **changes: Any) -> np.ndarray:
 
 
 @torch.inference_mode()
-def hidden(kind: str, ids: Sequence[int], layers: Sequence[int], **changes: Any) -> np.ndarray:
-    """[T, E, D] hidden states after the given layers, at every position."""
-    model = _untouched(kind, kinds.key(changes))
-    states = model(torch.tensor([list(ids)]), use_cache=False, output_hidden_states=True).hidden_states
-    return np.stack([states[layer + 1][0].numpy() for layer in layers], 1)
+def hidden(kind: str, ids: Sequence[int], points: Sequence[int], **changes: Any) -> np.ndarray:
+    """[T, E, D] hidden states at every position; points as in `Target.tap`."""
+    model, last = _untouched(kind, kinds.key(changes)), []
+    hook = model.get_decoder().layers[-1].register_forward_hook(lambda module, args, out: last.append(out))
+    states = list(model(torch.tensor([list(ids)]), use_cache=False, output_hidden_states=True).hidden_states)
+    hook.remove()
+    # transformers' last one stands after the final norm.
+    states.insert(-1, last[0][0] if isinstance(last[0], tuple) else last[0])
+    return np.stack([states[point][0].numpy() for point in points], 1)
 
 
 def cache_bytes(target: TorchTarget) -> int:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from speclocal.core.heads import EagleSpec, MedusaSpec, Overrides, Spec, TargetFacts, identify
 from tests.conftest import GOLDEN
@@ -90,3 +93,51 @@ def with_layer(name: str = "eagle3-speculators", **changes: Any) -> HeadFile:
 def said(spec: EagleSpec | MedusaSpec, words: str) -> bool:
     """Whether a notice has these words."""
     return any(words in notice for notice in spec.notices)
+
+
+@cache
+def cases(name: str) -> dict[str, Any]:
+    """`meta` and `cases` of a golden folder."""
+    return json.loads((HEADS / name / "cases.json").read_text())
+
+
+@cache
+def arrays(name: str) -> dict[str, np.ndarray]:
+    """The tensors that belong to the cases."""
+    return load_file(HEADS / name / "cases.safetensors")
+
+
+def stored_rounds(name: str) -> dict[int, list[str]]:
+    """For each case the start of its tensors' names in every round that is stored, in order from the first round."""
+    found: dict[int, list[str]] = {}
+    for case in range(len(cases(name)["cases"])):
+        starts = [f"case{case}.round{r}." for r in range(3)]
+        kept = list(takewhile(lambda start: any(key.startswith(start) for key in arrays(name)), starts))
+        found |= {case: kept} if kept else {}
+    return found
+
+
+def as_safetensors(name: str, place: Path) -> Path:
+    """A folder with the head's weights in safetensors: the golden one, or `place` where they are in a pickle."""
+    if weights(name).suffix == ".safetensors":
+        return HEADS / name
+    held = {key: tensor.numpy().copy() for key, tensor in _pickled(weights(name)).items()}
+    save_file(held, place / "model.safetensors")
+    return place
+
+
+def target_folder(name: str) -> Path:
+    """The target of a head: of Medusa-2 the folder itself."""
+    own = HEADS / name / "target"
+    return own if own.is_dir() else HEADS / name
+
+
+def without_heads(name: str, place: Path) -> Path:
+    """A folder with the target alone: that of Medusa-2 holds the heads as well."""
+    folder = target_folder(name)
+    if folder != HEADS / name:
+        return folder
+    held = load_file(folder / "model.safetensors")
+    save_file({key: t for key, t in held.items() if "medusa" not in key}, place / "model.safetensors", {"format": "pt"})
+    (place / "config.json").write_bytes((folder / "config.json").read_bytes())
+    return place

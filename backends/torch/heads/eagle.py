@@ -6,15 +6,14 @@ token i+2. Rows of true states are kept from round to round; rows of drafted tok
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from speclocal.backends.torch.cache import BLOCK
+from speclocal.backends.torch.heads.rope import Rope, rotate
 from speclocal.backends.torch.kernels.attention import FEW_ROWS, packed
 from speclocal.backends.torch.linear import pack
 from speclocal.backends.torch.target import CHUNK, TorchTarget
@@ -35,17 +34,17 @@ class EagleHead:
         device = target.device
         self.ids = None if ids is None else torch.tensor(list(ids), device=device)
         self.width = spec.draft_vocab
-        self._embed = target.embed
+        self._embed: Callable[[Tensor], Tensor] = target.embed
         if spec.own_embedding:
             self._embed = nn.Embedding.from_pretrained(tensors["embed_tokens.weight"].to(device))
         body = Body(spec, tensors).to(device).eval().requires_grad_(False)
         if device.type == "cpu":
             pack(body)
         self._body = body
-        self._unembed = body.lm_head if spec.own_head else target.unembed
+        self._unembed: Callable[[Tensor], Tensor] = target.unembed if body.lm_head is None else body.lm_head
         self._mask = _mask_row(body, spec, tensors, device)
         self._cache = _Rows(spec, target.dtype, device)
-        self._rope = _Rope(spec, device)
+        self._rope = Rope(spec, device)
         self._hidden = torch.empty(0, device=device)
 
     @property
@@ -65,6 +64,8 @@ class EagleHead:
         Returns the logits of the last row [1, Vd]; with `masks` > 0 (P-EAGLE) also those of so many mask rows after it,
         [1 + masks, Vd], one more position ahead each.
         """
+        if masks and self._mask is None:
+            raise ValueError("only P-EAGLE heads have mask rows")
         self._cache.drafted = 0
         states = taps.flatten(1)
         for first in range(0, len(tokens), CHUNK):
@@ -72,7 +73,7 @@ class EagleHead:
             emb = self._embed(torch.tensor(list(part), device=states.device))
             hidden = self._body.fuse(states[first : first + CHUNK])
             extra = masks if first + CHUNK >= len(tokens) else 0
-            if extra and self._mask is not None:
+            if extra and self._mask:
                 emb = torch.cat([emb, self._mask[0].expand(extra, -1)])
                 hidden = torch.cat([hidden, self._mask[1].expand(extra, -1)])
             start = self._cache.length
@@ -103,15 +104,13 @@ class EagleHead:
         return (y if self.spec.norm_output else x), self._unembed(y).float()
 
 
-def _mask_row(
-    body: Body, spec: EagleSpec, tensors: Tensors, device: torch.device
-) -> tuple[Tensor, Tensor] | None:
+def _mask_row(body: Body, spec: EagleSpec, tensors: Tensors, device: torch.device) -> tuple[Tensor, Tensor] | None:
     """Embedding and hidden of P-EAGLE's mask rows, [1, Hd] each."""
     if spec.mask_token is None:
         return None
     hidden = tensors["mask_hidden"].reshape(1, -1).to(device)
     with torch.inference_mode():
-        fused = body.fuse(hidden) if hidden.shape[-1] != spec.hidden or spec.mask_width != spec.hidden else hidden
+        fused = hidden if spec.mask_width == spec.hidden else body.fuse(hidden)
     return tensors["embed_tokens.weight"][spec.mask_token][None].to(device), fused
 
 
@@ -159,31 +158,6 @@ class _Rows:
             buffers[layer][:, :, self._at : self._end] = rows
             out.append(buffers[layer][:, :, : self._end])
         return out[0], out[1]
-
-
-class _Rope:
-    """Angles of the head's own rope: never the target's, never from a table of limited length."""
-
-    def __init__(self, spec: EagleSpec, device: torch.device):
-        parameters = {"rope_type": "default", **(spec.rope_scaling or {}), "rope_theta": spec.rope_theta}
-        self._scale = 1.0
-        if parameters["rope_type"] == "default":
-            steps = torch.arange(0, spec.head_dim, 2, dtype=torch.float32, device=device) / spec.head_dim
-            self._frequencies = 1.0 / spec.rope_theta**steps
-            return
-        config = LlamaConfig(
-            hidden_size=spec.hidden,
-            num_attention_heads=spec.heads,
-            head_dim=spec.head_dim,
-            rope_parameters=parameters,
-        )
-        self._frequencies, self._scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, device)
-
-    def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [n, d]."""
-        angles = positions.float()[:, None] * self._frequencies[None]
-        angles = torch.cat([angles, angles], -1)
-        return (angles.cos() * self._scale).to(dtype), (angles.sin() * self._scale).to(dtype)
 
 
 class RMS(nn.Module):
@@ -248,13 +222,6 @@ class Layer(nn.Module):
         x = residual + self.o_proj(out.reshape(n, heads * d))
         y = self.post_attention_layernorm(x)
         return x + self.down_proj(F.silu(self.gate_proj(y)) * self.up_proj(y))
-
-
-def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """x [n, heads, d] at its positions (the halves form)."""
-    cos, sin = rope
-    a, b = x.chunk(2, -1)
-    return x * cos[:, None] + torch.cat([-b, a], -1) * sin[:, None]
 
 
 class Body(nn.Module):
