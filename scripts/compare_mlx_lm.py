@@ -28,8 +28,8 @@ from mlx_lm.sample_utils import make_sampler
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
 from speclocal import backends, catalogue, hub
-from speclocal.convert import model_folder
 from speclocal.backends.mlx.loading import read_config, spelled_for
+from speclocal.convert import model_folder
 from speclocal.core.budget import Budget
 from speclocal.core.decode import decode
 from speclocal.core.sampling import Sampler, Sampling

@@ -46,7 +46,8 @@ def describe() -> dict[str, str]:
     import mlx.core as mx
 
     info = mx.device_info()
-    memory = f", {info['memory_size'] / 2**30:.0f} GiB" if "memory_size" in info else ""
+    size = info.get("memory_size")
+    memory = f", {int(size) / 2**30:.0f} GiB" if size else ""
     return {
         "mlx": version("mlx"),
         "mlx-lm": version("mlx-lm"),

@@ -164,7 +164,7 @@ class LayerCache:
 
     def keep(self, b: int, at: int, nodes: Sequence[int]) -> None:
         """Put the rows of some nodes of text `b` at slot `at`."""
-        index = mx.array(nodes)
+        index = mx.array(list(nodes))
         for i, array in enumerate(self.arrays):
             passes = [rows[i][b : b + 1] for rows in self._fresh]
             fresh = passes[0] if len(passes) == 1 else mx.concatenate(passes, axis=2)
@@ -201,7 +201,10 @@ class QuantisedLayerCache(LayerCache):
         return [part for x in (keys, values) for part in mx.quantize(x, self._group, self._bits)]
 
     def _unpack(self, arrays: list[mx.array]) -> tuple[mx.array, mx.array]:
-        keys, values = (mx.dequantize(*x, group_size=self._group, bits=self._bits) for x in (arrays[:3], arrays[3:]))
+        keys, values = (
+            mx.dequantize(w, scales, biases, group_size=self._group, bits=self._bits)
+            for w, scales, biases in (arrays[:3], arrays[3:])
+        )
         return keys, values
 
 

@@ -34,7 +34,7 @@ def positions_per_node(model: nn.Module) -> int:
     for module in {type(m).__module__ for m in model.modules()}:
         scale = getattr(sys.modules.get(module), "_get_llama_4_attn_scale", None)
         if scale is not None and not hasattr(scale, "by_node"):
-            sys.modules[module]._get_llama_4_attn_scale = _attention_scale(scale)
+            vars(sys.modules[module])["_get_llama_4_attn_scale"] = _attention_scale(scale)
     return len(ropes)
 
 

@@ -13,6 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.utils import MODEL_REMAPPING, load_model
+from safetensors import safe_open
 
 from speclocal.backends.mlx import hooks
 from speclocal.backends.mlx.cache import PackedLayerCache, QuantisedLayerCache, TreeCache
@@ -81,7 +82,10 @@ def _line(error: Exception) -> str:
 
 def _has_output_layer(folder: Path) -> bool | None:
     """Whether the weights hold an output layer; None if no weights are found."""
-    names = [name for file in folder.glob("model*.safetensors") for name in mx.load(str(file))]
+    names: list[str] = []
+    for file in folder.glob("model*.safetensors"):
+        with safe_open(file, framework="numpy") as tensors:
+            names += tensors.keys()
     return any(name.endswith("lm_head.weight") for name in names) if names else None
 
 
@@ -90,7 +94,7 @@ def spelled_for(config: Mapping[str, Any], untied: bool | None = None) -> dict[s
     return spelled(config, _classes(config)[1], untied)
 
 
-def _classes(config: Mapping[str, Any]) -> tuple[type[nn.Module], type]:
+def _classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
     kind = str(config.get("model_type"))
     try:
         module = import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(kind, kind)}")

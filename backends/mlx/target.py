@@ -124,7 +124,7 @@ class MlxTarget:
     def _run(self, tree: DraftTree, start: int) -> Scores:
         if get_ident() != self._thread:
             raise RuntimeError("MLX work belongs to the thread that loaded the model")
-        tokens = tree.tokens.array if isinstance(tree.tokens, Pending) else mx.array(tree.tokens)
+        tokens = tree.tokens.array if isinstance(tree.tokens, Pending) else mx.array(list(tree.tokens))
         if start and self._logits is not None:
             # Two passes in one graph would copy the buffers: the first one is still to be read when the next writes.
             mx.async_eval(self._logits)

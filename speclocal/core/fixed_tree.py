@@ -34,7 +34,7 @@ class FixedTree:
             if not path or any(isinstance(r, bool) or not isinstance(r, int) or r < 0 for r in path):
                 raise UsageError("impossible path in a tree", got=list(path), expected="ranks from 0 up")
             if len(path) > 1 and path[:-1] not in found:
-                raise UsageError("a tree lacks the beginning of a path", got=list(path), expected=list(path[:-1]))
+                raise UsageError("a tree lacks the beginning of a path", got=list(path), expected=str(list(path[:-1])))
         if not found:
             raise UsageError("a tree without paths", expected="a list of lists of ranks, such as [[0], [0, 0], [1]]")
         return cls(tuple(sorted(found, key=lambda path: (len(path), path))))

@@ -15,8 +15,9 @@ mx = pytest.importorskip("mlx.core")
 from speclocal.backends.mlx.cache import TreeCache, View  # noqa: E402
 from tests.backends import tiny_mlx  # noqa: E402
 
+BACKENDS = ("mlx",)
 PROMPTS = [ids(3, 1), ids(40, 2), ids(17, 3)]
-KINDS = ["llama", "gemma2", "gemma3_text", "mistral", "gpt_oss", "qwen3", "smollm3", "cohere2"]
+KINDS = ["llama", "qwen2", "gemma3_text", "mistral", "gpt_oss", "qwen3", "smollm3", "cohere2"]
 
 
 def tokens_of(trees) -> object:

@@ -150,6 +150,24 @@ def test_long_texts(bench, lab, name):
     assert np.abs(host(head.extend(spoilt, rows, masks)) - expected).max() > TOLERANCE
 
 
+@pytest.mark.parametrize("name", ["eagle1", "eagle31-fcnorm"])
+def test_wide_levels(bench, name):
+    """A level of 40 nodes, in one call or in two of 20: siblings do not see each other."""
+    head, held = bench.head(name), arrays(name)
+    array, key = head.ops.array, "case0.round0.features_in" if name == "eagle1" else "case0.round0.aux_in"
+    rows = states(head, held[key])
+
+    def level(tokens):
+        head.truncate(0)
+        head.extend([7] * len(held[key]), rows)
+        k = len(tokens)
+        return host(head.step(Beam(array(tokens), array([0] * k), 1, array(np.eye(k, dtype=int).tolist()))))
+
+    tokens = list(range(40))
+    assert np.abs(level(tokens) - np.concatenate([level(tokens[:20]), level(tokens[20:])])).max() <= TOLERANCE
+    assert np.abs(level(tokens)[0] - level(tokens[1:])[0]).max() > SHOWS
+
+
 def test_steps_copy_no_buffer(bench, lab):
     """A drafted chain makes no array as large as a buffer of the head, unless the buffer is full."""
     head, target = bench.head("eagle31-speculators"), bench.target("eagle31-speculators")

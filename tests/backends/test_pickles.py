@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from speclocal import backends
-from speclocal.convert import model_folder as model_folder_of
 from speclocal.backends.torch import pickles
+from speclocal.convert import model_folder as model_folder_of
 from speclocal.errors import ModelError
 from speclocal.sources import Local, cache_folder
 from tests.backends.folders import answer, model_folder, one_line

@@ -13,7 +13,7 @@ from speclocal.core.interfaces import Limit
 from speclocal.core.sampling import Sampler, Sampling
 from speclocal.drafters.eagle import Reader
 from tests.backends.play import GREEDY, acceptance, host, ids, play, tokens_of
-from tests.backends.random_heads import NAMES, SPECS, V, attach
+from tests.backends.random_heads import NAMES, SPECS, attach
 from tests.core.gtest import p_value
 
 KINDS = ["llama", "gemma2", "mistral", "gpt_oss"]
@@ -101,7 +101,7 @@ def first_tokens(lab, name, rule, count, read):
     made = attach(lab, target, name, "chain", depth=2)
     scores = target.prefill(prompt[:-1])
     for seed in range(count):
-        sampler = Sampler(target.ops, Sampling(temperature=0.8, seed=seed), target.vocab, prompt, rule=rule)
+        sampler = Sampler(target.ops, Sampling(temperature=8.0, seed=seed), target.vocab, prompt, rule=rule)
         made.begin(prompt, scores, sampler)
         made._reader.head.truncate(0)
         made._reader._fed = prompt[:1]
@@ -115,14 +115,15 @@ def first_tokens(lab, name, rule, count, read):
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "p_eagle"])
 def test_q_is_the_law_of_the_drafts(lab, name, rule):
     """Reduced vocabularies included: nothing outside the map has weight, and draws follow q."""
-    counts, q = first_tokens(lab, name, rule, 600, lambda tree: tree.tokens[1])
+    counts, q = first_tokens(lab, name, rule, 300, lambda tree: tree.tokens[1])
     assert q.sum() == pytest.approx(1, abs=1e-5)
     assert (q > 0).sum() <= SPECS[name].draft_vocab
     law = {token: float(w) for token, w in enumerate(q) if w > 0}
     assert set(counts) <= set(law)
     assert p_value(counts, law) > 1e-3
-    wrong = Counter({(token + 1) % V: n for token, n in counts.items()})
-    assert not set(wrong) <= set(law) or p_value(wrong, law) < 1e-3, "the test must see another law"
+    tokens = sorted(law)
+    wrong = {token: law[other] for token, other in zip(tokens, [*tokens[1:], tokens[0]], strict=True)}
+    assert p_value(counts, wrong) < 1e-3, "the test must see another law"
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import mlx.core as mx
 
@@ -35,7 +36,8 @@ def words(key: mx.array, positions: mx.array, counters: mx.array) -> tuple[mx.ar
     """Output words [P, K]. Unsigned arithmetic wraps by itself."""
     shape = mx.broadcast_shapes(positions.shape, counters.shape)
     x0, x1 = mx.broadcast_to(positions, shape), mx.broadcast_to(counters, shape)
-    return threefry((key[0], key[1]), x0, x1, _rotate, lambda x: x, lambda x: x)
+    pair: Any = key[0], key[1]
+    return threefry(pair, x0, x1, _rotate, lambda x: x, lambda x: x)
 
 
 def _rotate(x: mx.array, r: int) -> mx.array:
