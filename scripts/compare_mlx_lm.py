@@ -137,7 +137,7 @@ def main() -> None:
 def compare(options: argparse.Namespace, place: Path) -> dict[str, Any]:
     """Every prompt through every contestant."""
     local = hub.fetch(catalogue.load().sources(options.target, "mlx"), Policy(), None, print)
-    folder = model_folder(local, backends.load("mlx"), print)
+    folder = model_folder(local, backends.load("mlx"), False, print)
     place.mkdir()
     quantised_copy(folder, place, options.bits)
     engine = load(

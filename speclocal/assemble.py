@@ -27,7 +27,7 @@ from speclocal.sources import Local, Policy, Progress
 from speclocal.text import Text, first_difference
 
 Notify = Callable[[str], None]
-TYPICAL = "typical acceptance is not lossless: above temperature 0 the text is not the target's own"
+TYPICAL = "typical acceptance: not lossless above temperature 0"
 
 
 @contextmanager

@@ -79,16 +79,17 @@ def choose_best(
     if local.path.is_dir() and is_medusa(stored_tensors(head_files(local.path))):
         note("drafter auto: medusa, whose heads come with this model")
         return Choice("medusa")
-    why = "no head is published for this target"
+    failed: list[str] = []
     for method in HEADS:
         for pairing, sources in known.published(target, method, backend):
             try:
                 found = hub.fetch(sources, policy, progress)
             except (DownloadError, ModelError) as error:
-                why = f"no head for this target can be had ({error.what})"
+                failed.append(error.what)
                 continue
             note(f"drafter auto: {method}, whose head {found.source} was made for this target")
             return Choice(method, sources, pairing.settings)
+    why = f"no head for this target can be had ({failed[0]})" if failed else "no head is published for this target"
     for pairing, sources in known.published(target, "draft_model", backend):
         for source in sources:
             try:

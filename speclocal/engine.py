@@ -11,6 +11,7 @@ from speclocal.core.decode import Round, decode
 from speclocal.core.interfaces import Drafter, Target
 from speclocal.core.prefix import shared_prefix
 from speclocal.core.sampling import Sampler, Sampling
+from speclocal.core.stats import Stats
 from speclocal.core.stop import Stop
 from speclocal.errors import ContextError, UsageError
 from speclocal.sources import Progress
@@ -22,6 +23,8 @@ __all__ = ["Answer", "Engine", "Header", "Load", "Piece", "Request", "Step", "St
 Messages = Sequence[Mapping[str, str]]
 PATIENCE = 8
 """Drafted rounds in a row that accept nothing before drafting pauses for a while."""
+JUDGED, FEW = 12, 0.1
+"""A head of which, after so many drafted rounds, less than this share had an accepted token is reported as broken."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +117,14 @@ class Engine:
         self.target, self.drafter, self.text, self.header = target, drafter, text, header
         self._remake = remake
         self._unknown = text.unknown(target.vocab)
+        self._drafted, self._kept, self._told = 0, 0, False  # rounds of the head in use, and whether it was reported
 
     def set_drafter(self, name: str, options: Mapping[str, Any] | None = None) -> None:
         """Use another drafter from the next generation on. UsageError if it does not fit; then nothing changes."""
         if self._remake is None:
             raise UsageError("this engine was made without a way to load drafters")
         self.drafter, self.header = self._remake(name, options or {})
+        self._drafted, self._kept, self._told = 0, 0, False
 
     def sampling(self, overrides: Mapping[str, Any]) -> Sampling:
         """The model's recommended settings with some replaced. Greedy where the model recommends nothing."""
@@ -191,7 +196,22 @@ class Engine:
             budget = Budget(self.drafter.limit, misses=PATIENCE)
             yield from decode(self.target, self.drafter, sampler, ids, stop, budget, progress)
 
-        return Stream(self.text, ids, sampling, request.stop, start, lambda: cached)
+        return Stream(self.text, ids, sampling, request.stop, start, lambda: cached, self.header.caveat, self._judge)
+
+    def _judge(self, stats: Stats) -> tuple[str, ...]:
+        """Say once of a head that hardly anything it drafts is accepted: it fits by its sizes, and reads wrongly."""
+        if not self.header.head or self._told or not stats.proposed_at:
+            return ()
+        self._drafted += stats.proposed_at[0]
+        self._kept += stats.accepted_at[0] if stats.accepted_at else 0
+        if self._drafted < JUDGED or self._kept >= FEW * self._drafted:
+            return ()
+        self._told = True
+        return (
+            f"of {self._drafted} drafts of this head {self._kept} had an accepted token: it may be made for another "
+            "target, or read other layers of it (taps) or turn them otherwise (theta, residual, norm_output) than its "
+            f"files say; see speclocal doctor --target {self.header.target} --drafter {self.header.head}",
+        )
 
 
 def load(

@@ -37,6 +37,19 @@ Step = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
+class Written:
+    """A text of token ids, of which those from `start` on were written by the target."""
+
+    ids: tuple[int, ...]
+    start: int
+
+    @property
+    def positions(self) -> range:
+        """Positions whose state says something of tokens the target wrote."""
+        return range(max(self.start - 2, 0), len(self.ids) - 1 - DEPTHS)
+
+
+@dataclass(frozen=True)
 class Trial:
     """A convention and how it did.
 
@@ -90,30 +103,25 @@ def probe(
     return Bench(head, engine.target, shop.backend, texts(engine), step).search(given)
 
 
-def texts(engine: Engine) -> list[list[int]]:
-    """Prompts with what the target says to them, greedily."""
+def texts(engine: Engine) -> list[Written]:
+    """What the target says to some prompts, greedily."""
     found = []
     for prompt in PROMPTS:
         stream = engine.stream(Request(prompt, sampling=Sampling(min_tokens=TOKENS), max_tokens=TOKENS))
         for _ in stream:
             pass
-        found.append([*stream.prompt_ids, *stream.answer().token_ids])
+        found.append(Written((*stream.prompt_ids, *stream.answer().token_ids), len(stream.prompt_ids)))
     return found
 
 
 class Bench:
-    """Tries conventions of one head on the same texts. texts: token ids; what the target added is compared."""
+    """Tries conventions of one head on the same texts."""
 
     def __init__(
-        self,
-        head: HeadFiles,
-        target: Target,
-        backend: Any,
-        texts: Sequence[Sequence[int]],
-        step: Step = lambda *_: None,
+        self, head: HeadFiles, target: Target, backend: Any, texts: Sequence[Written], step: Step = lambda *_: None
     ):
         self._head, self._target, self._backend, self._step = head, target, backend, step
-        self._texts = [list(text) for text in texts]
+        self._texts = texts
 
     def search(self, given: Overrides) -> Report:
         """Try what differs in one thing at a time; what turns out better is kept for what follows."""
@@ -143,7 +151,7 @@ class Bench:
         for text in self._texts:
             self._target.tap(())  # where points change, the cache is emptied and all states are made again
             self._target.tap(self._points)
-            self._states.append(self._target.prefill(text).taps)
+            self._states.append(self._target.prefill(text.ids).taps)
 
     def _try(self, name: str, chosen: Overrides) -> Trial:
         spec, names = self._head.identify(self._target, chosen)
@@ -152,42 +160,48 @@ class Bench:
         columns = ops.array([self._points.index(tap) for tap in taps_of(spec)])
         ids = getattr(module, "ids", None)
         place = None if ids is None else {token: i for i, token in enumerate(ops.to_host(ids)[0])}
-        total = sum(len(text) - 1 - DEPTHS for text in self._texts)
+        total = sum(len(text.positions) for text in self._texts)
         hits: list[list[bool]] = [[] for _ in range(DEPTHS)]
         logs: list[list[float | None]] = [[] for _ in range(DEPTHS)]
         done = 0
         for text, states in zip(self._texts, self._states, strict=True):
             for at, rows in guesses(spec, module, ops, text, states[:, columns]):
-                best, sums, rows = ops.to_host(ops.xp.argmax(rows, -1), ops.xp.logsumexp(rows, -1), rows)
-                for depth, row in enumerate(rows):
-                    token = text[at + 2 + depth]
-                    column = token if place is None else place.get(token)
+                right = text.ids[at + 2 : at + 2 + rows.shape[0]]
+                known = [token if place is None else place.get(token) for token in right]
+                chosen = rows[ops.arange(len(known)), ops.array([column or 0 for column in known])]
+                best, found = ops.to_host(ops.xp.argmax(rows, -1), chosen - ops.xp.logsumexp(rows, -1))
+                for depth, column in enumerate(known):
                     hits[depth].append(best[depth] == column)
-                    logs[depth].append(None if column is None else row[column] - sums[depth])
+                    logs[depth].append(None if column is None else found[depth])
                 done += 1
                 self._step(name, done, total)
         depths = [depth for depth in range(DEPTHS) if hits[depth]]
         return Trial(name, tuple(fmean(hits[d]) for d in depths), tuple(tuple(logs[d]) for d in depths))
 
 
-def guesses(spec: Spec, module: Any, ops: Any, text: Sequence[int], states: Array) -> Iterator[tuple[int, Array]]:
+def guesses(spec: Spec, module: Any, ops: Any, text: Written, states: Array) -> Iterator[tuple[int, Array]]:
     """For each position i what the head makes of tokens i + 2, i + 3, ...: logits [depths, Vd].
 
     Between them it is fed the right tokens, so that every depth is judged on its own.
     """
-    xp = ops.xp
-    zero, one = ops.arange(1) * 0, ops.arange(1) * 0 + 1
-    for at in range(len(text) - 1 - DEPTHS):
-        if isinstance(spec, MedusaSpec):
+    xp, ids = ops.xp, text.ids
+    if isinstance(spec, MedusaSpec):
+        for at in text.positions:
             yield at, module.predict(states[at, 0])[:DEPTHS]
-            continue
+        return
+    zero, one = ops.arange(1) * 0, ops.arange(1) * 0 + 1
+    module.truncate(0)
+    fed = 0
+    for at in text.positions:
+        new = ids[fed + 1 : at + 2], states[fed : at + 1]
+        fed = at + 1
         if spec.family == "p_eagle":
-            yield at, module.extend(text[at + 1 : at + 2], states[at : at + 1], DEPTHS - 1)
+            yield at, module.extend(*new, DEPTHS - 1)
             continue
-        rows = [module.extend(text[at + 1 : at + 2], states[at : at + 1])]
+        rows = [module.extend(*new)]
         for depth in range(1, DEPTHS):
             seen = xp.stack([one] * depth, -1)
-            rows.append(module.step(Beam(ops.array([text[at + 1 + depth]]), zero, depth, seen)))
+            rows.append(module.step(Beam(ops.array([ids[at + 1 + depth]]), zero, depth, seen)))
         yield at, xp.concat(rows)
 
 
@@ -198,7 +212,7 @@ class _Variant:
     option: str
     value: str
     change: Mapping[str, Any]
-    depths: tuple[int, ...] = (0,)
+    depths: tuple[int, ...]
 
     def applied(self, chosen: Overrides) -> Overrides:
         return replace(chosen, **self.change)
@@ -207,19 +221,25 @@ class _Variant:
 def _variants(spec: Spec, layers: int) -> Iterator[_Variant]:
     if not isinstance(spec, EagleSpec):
         return
+    every = tuple(range(DEPTHS))
+    # The first guess says most of how true states are read, all later ones of what is fed back; P-EAGLE feeds nothing.
+    first, later = (every, every) if spec.family == "p_eagle" else ((0,), every[1:])
     for shift in (-1, 1):
         taps = tuple(tap + shift for tap in spec.taps)
         if FEATURE not in spec.taps and min(taps) >= 0 and max(taps) <= layers:
-            yield _Variant("taps", ",".join(map(str, taps)), {"taps": taps})
+            yield _Variant("taps", ",".join(map(str, taps)), {"taps": taps}, first)
     if spec.rope_theta != PLAIN_THETA:
-        yield _Variant("theta", f"{PLAIN_THETA:g}", {"rope_theta": PLAIN_THETA})
+        yield _Variant("theta", f"{PLAIN_THETA:g}", {"rope_theta": PLAIN_THETA}, first)
     if spec.family != "eagle":
         other = not spec.norm_before_residual
-        yield _Variant("residual", "yes" if other else "no", {"norm_before_residual": other})
+        yield _Variant("residual", _yes(other), {"norm_before_residual": other}, first)
     if spec.family == "eagle3":
         other = not spec.norm_output
-        # The first guess comes before anything is fed back.
-        yield _Variant("norm_output", "yes" if other else "no", {"norm_output": other}, tuple(range(1, DEPTHS)))
+        yield _Variant("norm_output", _yes(other), {"norm_output": other}, later)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
 
 
 def better(one: Trial, other: Trial, depths: Sequence[int]) -> bool:

@@ -34,6 +34,7 @@ class Answer:
     """A finished (or interrupted) generation; `text`, `token_ids`, `origins` and the counts agree.
 
     finish_reason: `stop`, `length` or `interrupted`.
+    caveat: in which way the text is not lossless; "" for none (see `Header`). notices: what turned out on the way.
     """
 
     text: str
@@ -44,10 +45,15 @@ class Answer:
     cached_tokens: int
     stats: Stats
     seed: int
+    caveat: str = ""
+    notices: tuple[str, ...] = ()
 
 
 class Stream(Iterator[Step]):
-    """One generation. Iterate to get steps as rounds end; `answer()` is valid at any time, also after an interrupt."""
+    """One generation. Iterate to get steps as rounds end; `answer()` is valid at any time, also after an interrupt.
+
+    judge: what to say of the counts of a generation, if anything; asked once.
+    """
 
     def __init__(
         self,
@@ -57,6 +63,8 @@ class Stream(Iterator[Step]):
         stops: Sequence[str],
         start: Callable[[Callable[[int], bool]], Iterator[Round]],
         cached: Callable[[], int],
+        caveat: str = "",
+        judge: Callable[[Stats], tuple[str, ...]] = lambda stats: (),
     ):
         self.prompt_ids = tuple(prompt_ids)
         self._text, self._sampling, self._cached = text, sampling, cached
@@ -65,6 +73,8 @@ class Stream(Iterator[Step]):
         self._early = bool(stops)
         self._rounds = start(self._push if stops else lambda token: False)
         self._stats = Stats()
+        self._caveat, self._judge = caveat, judge
+        self._notices: tuple[str, ...] | None = None
         self._finish = "interrupted"
         self._ids: list[int] = []
         self._origins: list[Origin] = []
@@ -146,6 +156,8 @@ class Stream(Iterator[Step]):
 
     def answer(self) -> Answer:
         """The answer so far."""
+        if self._notices is None:
+            self._notices = self._judge(self._stats)
         return Answer(
             # What was held back, in case it began a stop string, belongs to an answer that was cut short.
             text=self._text.decode(self._ids) if self._finish == "interrupted" else self._shown,
@@ -156,4 +168,6 @@ class Stream(Iterator[Step]):
             cached_tokens=self._cached(),
             stats=self._stats,
             seed=self._sampling.seed,
+            caveat=self._caveat,
+            notices=self._notices,
         )

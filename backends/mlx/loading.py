@@ -56,7 +56,13 @@ def load(
     refuse_recurrent(config)
     try:
         extra = spelled_for(config, _has_output_layer(folder))
-        model, loaded = load_model(folder, lazy=True, model_config=extra, trust_remote_code=trust_remote_code)
+        model, loaded = load_model(
+            folder,
+            lazy=True,
+            model_config=extra,
+            get_model_classes=_without_heads,
+            trust_remote_code=trust_remote_code,
+        )
         quantised = "quantization" in loaded or "quantization_config" in loaded
         if dtype != "auto":
             model.set_dtype(DTYPES[dtype])
@@ -101,6 +107,17 @@ def _classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
     except ImportError as error:
         raise ModelError(f"mlx-lm does not know the model type {kind}", do="use --backend torch") from error
     return module.Model, module.ModelArgs
+
+
+def _without_heads(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The model's classes, for files that hold Medusa heads as well: those are no weights of the model."""
+    kind, known = _classes(config)
+
+    def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        rest = {name: w for name, w in weights.items() if not name.startswith("medusa_head.")}
+        return kind.sanitize(self, rest) if hasattr(kind, "sanitize") else rest
+
+    return type(kind.__name__, (kind,), {"sanitize": sanitize, "__module__": kind.__module__}), known
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:

@@ -46,9 +46,11 @@ def describe(header: Header) -> str:
     """What answers, in one line."""
     commit = re.fullmatch("[0-9a-f]{40}", header.revision or "")
     revision = f" ({header.revision[:12] if commit else header.revision})" if header.revision else ""
+    head = f" ({header.head.partition(':')[2]})" if header.head else ""
+    caveat = f"; {header.caveat}" if header.caveat else ""
     return (
         f"{header.target}{revision} on {header.backend} ({header.device}, {header.dtype}), "
-        f"drafter {header.drafter}, {header.verify} verification"
+        f"drafter {header.drafter}{head}, {header.verify} verification{caveat}"
     )
 
 
@@ -93,4 +95,6 @@ def respond(
         answer = stream.answer()
         if view:
             view.finish(answer)
+        for notice in answer.notices:
+            terminal.note(notice)
         return answer

@@ -114,7 +114,7 @@ def _decode(data: bytes, name: str, raw: bool) -> str:
 def as_dict(answer: Answer, header: Header) -> dict[str, Any]:
     """The answer as one JSON object."""
     active = answer.stats.drafted > 0
-    notices = list(header.notices)
+    notices = [*header.notices, *answer.notices]
     if not active:
         notices.append("no drafter" if header.drafter == "none" else "the drafter proposed nothing")
     return {
@@ -132,7 +132,10 @@ def as_dict(answer: Answer, header: Header) -> dict[str, Any]:
         "speculation": {
             "active": active,
             "drafter": header.drafter,
+            "head": header.head,
             "verify": header.verify,
+            "lossless": header.lossless,
+            "caveat": header.caveat,
             "notices": notices,
             **answer.stats.as_dict(),
         },

@@ -46,7 +46,7 @@ _json = _option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.group(invoke_without_command=True)
 @click.pass_context
 def models(context: click.Context) -> None:
-    """List, fetch and remove models."""
+    """List, fetch, convert and remove models."""
     if context.invoked_subcommand is None:
         context.invoke(list_)
 
@@ -93,7 +93,7 @@ def pull(names: Sequence[str], drafter: str | None, update: bool, backend: str, 
     known = catalogue.load()
     wanted = [known.sources(name, backend) for name in names]
     if drafter:
-        pairs = [known.drafter(name, drafter, backend) for name in names]
+        pairs = [known.drafter(name, drafter.replace("-", "_"), backend) for name in names]
         wanted += [sources for _, sources in pairs if sources]
     terminal = Terminal()
     for local in hub.fetch_all(wanted, Policy(refresh=update, **policy), DownloadBar(), terminal.note):
@@ -139,6 +139,32 @@ def show(name: str, as_json: bool) -> None:
     table += [(each["method"], each["source"] or "in the model's own checkpoint") for each in facts["drafters"]]
     if len(table) > 1:
         _print_table(table, gap=True)
+
+
+@models.command(cls=Command)
+@click.argument("source", metavar="SOURCE")
+@click.argument("out", type=click.Path(path_type=Path), metavar="FOLDER")
+@_option("--offline", is_flag=True, help="No network at all; only what is on disk.")
+@_option("--allow-pickle", is_flag=True, help="Needed: read pickles, tensors only.")
+@_backend
+@debug_option
+def convert(source: str, out: Path, backend: str, **policy: bool) -> None:
+    """Write the pickled weights (.bin, .pt) of a model or drafter head as safetensors.
+
+    SOURCE is an alias, a hub id or a folder; FOLDER is made. Nothing but tensors is read from the pickles.
+
+    \b
+      speclocal models convert yuhuili/EAGLE3-LLaMA3.1-Instruct-8B ./eagle3 --allow-pickle
+    """
+    from speclocal.convert import write_safetensors
+
+    if out.exists():
+        raise UsageError("the folder to write is there already", got=str(out), do="name a new one")
+    terminal = Terminal()
+    sources = catalogue.load().sources(source, _pick(backend))
+    local = hub.fetch(sources, Policy(**policy), DownloadBar(), terminal.note)
+    write_safetensors(local.path, out, policy["allow_pickle"], terminal.note)
+    terminal.line(str(out))
 
 
 def _facts(name: str) -> dict[str, Any]:

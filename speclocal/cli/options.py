@@ -122,7 +122,8 @@ model_options = _all(
         "--drafter",
         show_default="ngram, or draft_model with --draft-model",
         metavar="NAME[:SOURCE]",
-        help="none, ngram, draft_model, ...; the source is where its weights are.",
+        help="none, ngram, draft_model; eagle3, p-eagle, eagle, medusa: heads made for one target; auto: the best of "
+        "these. SOURCE (hub id, folder, alias) is where the weights are, if not where the catalogue knows.",
     ),
     _drafting("--draft-model", metavar="MODEL", help="Smaller model of the same tokenizer, for draft_model."),
     _drafting("-o", "--option", "options", type=Pair(), multiple=True, help="A setting of the drafter by name."),
@@ -143,7 +144,7 @@ model_options = _all(
         type=_choice(list(RULES)),
         default=RULES[0],
         show_default=True,
-        help="Rule that checks drafts; all keep the model's own law.",
+        help="Rule that checks drafts; all but typical, which is not lossless, keep the model's own law.",
     ),
 )
 
@@ -200,7 +201,7 @@ def open_terminal(context: click.Context, params: Mapping[str, Any]) -> Terminal
     return terminal
 
 
-def _typed(context: click.Context, name: str) -> bool:
+def was_typed(context: click.Context, name: str) -> bool:
     """True if the option was written on the command line, which beats the environment and the user file."""
     return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
@@ -223,7 +224,7 @@ def _drafter(context: click.Context, params: Mapping[str, Any]) -> str:
     drafter, model = params["drafter"], params["draft_model"]
     names = [name for name in ("drafter", "draft_model") if params[name]]
     if len(names) == 2 and drafter != "draft_model":
-        typed = [name for name in names if _typed(context, name)]
+        typed = [name for name in names if was_typed(context, name)]
         if len(typed) == 2:
             raise UsageError(
                 "--draft-model without effect", got=f"--drafter {drafter}", expected="--drafter draft_model"
@@ -236,9 +237,9 @@ def _drafter(context: click.Context, params: Mapping[str, Any]) -> str:
 def _drafter_options(context: click.Context, params: Mapping[str, Any]) -> dict[str, str]:
     result: dict[str, str] = {}
     for typed in (False, True):
-        layer = dict(params["options"]) if typed is _typed(context, "options") else {}
+        layer = dict(params["options"]) if typed is was_typed(context, "options") else {}
         for name, key in SHORTCUTS.items():
-            if params[name] is None or typed is not _typed(context, name):
+            if params[name] is None or typed is not was_typed(context, name):
                 continue
             value = str(params[name])
             if layer.setdefault(key, value) != value:
@@ -258,7 +259,7 @@ def read_sampling(context: click.Context, params: Mapping[str, Any]) -> dict[str
     if params["logit_bias"]:
         overrides["logit_bias"] = dict(params["logit_bias"])
     if params["greedy"]:
-        if overrides.get("temperature") and _typed(context, "temperature"):
+        if overrides.get("temperature") and was_typed(context, "temperature"):
             raise UsageError("--greedy contradicts --temperature", got=overrides["temperature"], do="give one of them")
         overrides["temperature"] = 0
     Sampling(**overrides)

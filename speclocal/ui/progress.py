@@ -66,5 +66,30 @@ class DownloadBar:
         )
 
 
+class StepBar:
+    """A bar for work whose steps have names, on a terminal; nothing anywhere else."""
+
+    def __init__(self, console: Console):
+        live = console.file.isatty() and not console.is_dumb_terminal
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False), BarColumn(), console=console, transient=True
+        )
+        self._bar.disable = not live
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> StepBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def step(self, name: str, done: int, total: int) -> None:
+        """So much of the step of this name is done. The bar appears with the first call."""
+        if self._task is None:
+            self._bar.start()
+            self._task = self._bar.add_task(name)
+        self._bar.update(self._task, description=name, completed=done, total=total)
+
+
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:.1f} MB"

@@ -96,6 +96,8 @@ def summary(answer: Answer, separator: str = " · ") -> str:
         parts.append("time " + ", ".join(f"{name} {value / seconds.decode:.0%}" for name, value in shares.items()))
     cached = f", {answer.cached_tokens} cached" if answer.cached_tokens else ""
     parts.append(f"prompt {answer.prompt_tokens} tokens{cached} in {seconds.prefill:.2f} s")
+    if answer.caveat:
+        parts.append(answer.caveat)
     if answer.finish_reason != "stop":
         parts.append(f"ended by {answer.finish_reason}")
     return separator.join(parts)

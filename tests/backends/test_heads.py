@@ -126,6 +126,8 @@ def test_any_portions(bench, name):
     expected = held["case1.round0.prefix_logits_step0"]
     singly = [host(head.extend([token], states(head, row[None])))[0] for token, row in zip(tokens, rows, strict=True)]
     assert np.abs(np.stack(singly) - expected).max() <= TOLERANCE
+    head.truncate(len(tokens) + 5)
+    assert head.rows == len(tokens)
     head.truncate(4)
     assert head.rows == 4
     for first, last in ((4, 9), (9, 15)):

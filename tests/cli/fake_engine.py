@@ -35,8 +35,8 @@ def steps(*texts: str, origin: Origin = ACCEPTED) -> tuple[Step, ...]:
 class FakeStream(Stream):
     """Plays steps; every piece counts as one token."""
 
-    def __init__(self, script: Iterator[Step], request: Request, prompt_ids: Sequence[int]):
-        self._script, self._request = script, request
+    def __init__(self, script: Iterator[Step], request: Request, prompt_ids: Sequence[int], engine: FakeEngine):
+        self._script, self._request, self._engine = script, request, engine
         self.prompt_ids = tuple(prompt_ids)
         self._pieces: list[Piece] = []
         self._rejected = 0
@@ -78,6 +78,8 @@ class FakeStream(Stream):
             cached_tokens=0,
             stats=stats,
             seed=sampling.seed if sampling else 0,
+            caveat=self._engine.header.caveat,
+            notices=self._engine.found,
         )
 
 
@@ -88,6 +90,7 @@ class FakeEngine:
         self.script, self.header, self.delay, self.prefill = script, header, delay, prefill
         self.requests: list[Request] = []
         self.loaded: Load | None = None
+        self.found: tuple[str, ...] = ()
 
     def load(self, settings: Load, notify: Callable[[str], None] | None = None, **_: Any) -> FakeEngine:
         """Stands in for `speclocal.engine.load`."""
@@ -101,7 +104,7 @@ class FakeEngine:
 
     def stream(self, request: Request, on_prefill: Callable[[int, int], None] | None = None) -> FakeStream:
         self.requests.append(request)
-        return FakeStream(self._play(on_prefill), request, range(4))
+        return FakeStream(self._play(on_prefill), request, range(4), self)
 
     def _play(self, on_prefill: Callable[[int, int], None] | None) -> Iterator[Step]:
         for done in range(1, 5):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from speclocal.core.interfaces import Origin
-from tests.cli.fake_engine import FakeEngine, steps
+from tests.cli.fake_engine import HEADER, FakeEngine, steps
 
 SKY = "The sky is blue because air scatters short waves.\n"
 
@@ -162,3 +163,23 @@ def test_tui_08_lang_c(spawn: Callable[..., Any]) -> None:
     done = spawn("generate", "hi", FAKE=json.dumps({"texts": ["ok 😀"]}), **locale)
     assert done.returncode == 0
     assert done.stdout == b"ok ?\n"
+
+
+def test_what_is_not_lossless_says_so_everywhere(run: Callable[..., Any], engine: FakeEngine) -> None:
+    caveat = "typical acceptance: not lossless"
+    engine.header = replace(HEADER, verify="typical", lossless=False, caveat=caveat, head="medusa:org/heads")
+    result = run("generate", "hi", "--verify", "typical", "--verbose")
+    assert engine.loaded is not None
+    assert engine.loaded.verify == "typical"
+    first, *_, last = result.stderr.splitlines()
+    assert first.endswith(f"drafter ngram (org/heads), typical verification; {caveat}")
+    assert caveat in last, "beside the statistics"
+    found = json.loads(run("generate", "hi", "--json").stdout)["speculation"]
+    assert (found["lossless"], found["caveat"], found["head"]) == (False, caveat, "medusa:org/heads")
+
+
+def test_what_turned_out_is_said_after_the_answer(run: Callable[..., Any], engine: FakeEngine) -> None:
+    engine.found = ("this head accepts nothing",)
+    result = run("generate", "hi")
+    assert result.stderr.splitlines()[-1] == "note: this head accepts nothing"
+    assert "this head accepts nothing" in json.loads(run("generate", "hi", "--json").stdout)["speculation"]["notices"]

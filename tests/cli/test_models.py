@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from huggingface_hub import constants
 from rich.console import Console
+from safetensors.numpy import load_file
 
 from speclocal import catalogue, hub, wheel
 from speclocal.cli import main
@@ -213,3 +214,54 @@ def test_progress_off_a_terminal_is_two_lines(tmp_path):
     assert lines[1].startswith("fetched 2.0 MB of org/[model] in ")
     assert lines[3].startswith("stopped after 0.5 MB of org/other")
     assert len(lines) == 4
+
+
+# ---- convert
+
+
+@pytest.fixture
+def pickled(tmp_path):
+    torch = pytest.importorskip("torch")
+    folder = tmp_path / "head"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"hidden_size": 2}')
+    torch.save({"fc.weight": torch.ones(2, 2)}, folder / "pytorch_model.bin")
+    return folder
+
+
+def test_convert_writes_safetensors(run, pickled, tmp_path):
+    out = tmp_path / "deep" / "out"
+    result = run("convert", str(pickled), str(out), "--allow-pickle")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"{out}\n"
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
+    assert load_file(out / "model.safetensors")["fc.weight"].tolist() == [[1, 1], [1, 1]]
+
+
+def test_convert_refuses(run, pickled, tmp_path):
+    out = tmp_path / "out"
+    for args, what, code in (
+        ((str(pickled), str(out)), "pass --allow-pickle", 1),
+        ((str(pickled), str(pickled), "--allow-pickle"), "is there already", 2),
+        ((str(tmp_path / "nowhere"), str(out), "--allow-pickle"), "no such model", 2),
+    ):
+        result = run("convert", *args)
+        assert (result.exit_code, what in result.stderr) == (code, True), result.stderr
+        assert len(result.stderr.splitlines()) == 1
+        assert not out.exists()
+    first = run("convert", str(pickled), str(out), "--allow-pickle")
+    assert first.exit_code == 0
+    again = run("convert", str(out), str(tmp_path / "other"), "--allow-pickle")
+    assert again.exit_code == 2
+    assert "safetensors already" in again.stderr
+
+
+def test_convert_reads_tensors_only(run, pickled, tmp_path):
+    from tests.backends.pickles import pickle
+
+    pickle(pickled, runs=f"open({str(tmp_path / 'ran')!r}, 'w').close()")
+    result = run("convert", str(pickled), str(tmp_path / "out"), "--allow-pickle")
+    assert result.exit_code == 1
+    assert "hold more than tensors" in result.stderr
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "out").exists()

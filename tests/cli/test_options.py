@@ -131,7 +131,7 @@ def test_prf_05_drafter_options(
         (["-o", "max=3", "--ngram-max", "4"], "two values for the drafter's max, got 3 and 4 (--ngram-max)"),
         (["-o", "depth"], "expected key=value"),
         (["--drafter", "ngram", "--draft-model", "small"], "--draft-model without effect"),
-        (["--verify", "typical"], "'typical' is not one of"),
+        (["--verify", "lucky"], "'lucky' is not one of"),
         (["--targett", "x"], "--targett"),
     ],
 )

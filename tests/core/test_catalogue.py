@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from speclocal import catalogue
+from speclocal.drafters import HEADS, METHODS
 from speclocal.errors import UsageError
 from speclocal.sources import Repo, Wheel
 
@@ -67,6 +68,15 @@ def test_every_pairing_is_sound():
                 found, sources = known.drafter(target, pairing.method, backend)
                 assert found.method == pairing.method
                 assert sources, "a drafter with a source resolves to one"
+
+
+def test_heads_are_published_under_the_names_of_their_drafters():
+    """A method spelt in another way would never be found."""
+    methods = {pairing.method for pairing in known.pairings}
+    assert set(HEADS) <= methods
+    later = {"assistant", "dflash", "dflash2", "dspark", "hydra", "layerskip", "mtp"}
+    assert methods <= {*METHODS, *later}
+    assert known.drafter("qwen3-8b", "p_eagle", "torch")[1] == (Repo("RedHatAI/Qwen3-8B-speculator.peagle"),)
 
 
 def test_every_family_of_the_brief_is_there():

@@ -36,6 +36,7 @@ from tests.core.test_law_enumeration import (
 from tests.core.test_rules_golden import check_per_seed, rule_law
 from tests.core.test_sampling import check_greedy_ties
 from tests.core.test_statistics import LEVEL, RULES, check_keys, drawn
+from tests.core.test_typical import check_typical
 from tests.core.test_verification_golden import (
     check_block_example,
     check_corners,
@@ -76,6 +77,7 @@ CHECKS: dict[str, Check] = {
     "phases": test_stats.check_phases,
     "order": test_decode.check_order,
     "decoding": test_stream.check_decoding,
+    "typical": check_typical,
     "pending": test_pending.check_reading,
     "one wait": test_pending.check_one_wait,
     "wrong drafts": test_decode.check_wrong_drafts,
