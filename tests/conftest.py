@@ -55,6 +55,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         counts.update(getattr(getattr(item, "module", None), "BACKENDS", ()))
         counts.update(parameters[name] for name in ("ops", "lab") if name in parameters)
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["backends"] = dict(counts)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker of pytest-xdist is done: every worker collects all tests, the process that reports none."""
+    counts = getattr(node, "workeroutput", {}).get("backends", {})
+    node.config.stash[COLLECTED] = Counter(counts) | node.config.stash.get(COLLECTED, Counter())
 
 
 def uncovered(config: pytest.Config) -> list[str]:

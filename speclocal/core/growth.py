@@ -32,6 +32,8 @@ class Beam:
     seen: Array
 
 
+LESS = 1e-5
+"""A child counts as less confident than its parent by this much at least, so that none is kept without its parent."""
 Run = Callable[[Beam], "Array"]
 """Runs a beam through the draft module: logits [k, Vd], or one row for all."""
 
@@ -74,7 +76,7 @@ def grow(laws: DraftLaws, first: Array, run: Run, topk: int, depth: int, nodes: 
         best, ids = laws.pick(laws.law(run(beam)), level, topk)
         width = best.shape[-1]
         column = ops.arange(width)[None, :] * 0
-        flat = (scores[:, None] + best).reshape(-1)
+        flat = (scores[:, None] + best - LESS).reshape(-1)
         tokens.append((ids + numbers[:, None] * 0).reshape(-1))
         confidences.append(flat)
         parents.append((numbers[:, None] + column).reshape(-1))
@@ -92,7 +94,7 @@ def grow(laws: DraftLaws, first: Array, run: Run, topk: int, depth: int, nodes: 
 def choose(ops: Ops, root: int, tokens: Array, scores: Array, parents: Array, nodes: int, depth: int) -> DraftTree:
     """The best `nodes` candidates as a tree, in order of creation.
 
-    A parent is never less confident than its child. Where they are equal it may be left out: then the child hangs
+    A parent is more confident than its child. Should rounding make them equal it may be left out: then the child hangs
     below another node, which costs a node and nothing else.
     """
     xp = ops.xp

@@ -75,6 +75,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "chain": {"topk": 1, "depth": 4},
     "tree": {"topk": 3, "depth": 3, "nodes": 10},
     "wide": {"topk": 8, "depth": 2, "nodes": 24},
+    "deep": {"topk": 2, "depth": 5, "nodes": 7},
     "fixed": {"tree": "fixed"},
 }
 NAMES = [(name, how) for name in SPECS for how in SETTINGS if not (name == "p_eagle" and how == "fixed")]

@@ -63,6 +63,15 @@ def test_every_golden_head_drafts_for_its_target(pair, backend_name, name):
     assert made.header.lossless
 
 
+def test_a_rule_that_is_not_exact_gives_another_text(pair, backend_name):
+    """Broken variant of the test above."""
+    target, head = pair("eagle31-speculators")
+    lossy = open_engine(target, f"eagle3:{head}", backend_name, verify="typical")
+    plain = open_engine(target, "none", backend_name)
+    hot = {prompt[0]: [say(made, prompt, sampling=HOT).token_ids for made in (lossy, plain)] for prompt in prompts(2)}
+    assert any(a != b for a, b in hot.values())
+
+
 def test_words_of_the_settings_reach_the_head(pair, backend_name):
     """taps, theta, residual and norm_output change what is drafted, and nothing of the text."""
     target, head = pair("eagle31-speculators")

@@ -83,6 +83,12 @@ def test_positions_do_not_depend_on_where_the_text_begins(bench):
     early = report.trials[0].logs[0][20 : 20 + count]
     assert count > 20
     assert late.logs[0] == pytest.approx(early, abs=1e-3)
+    # Broken variant: another beginning of the text is another text.
+    changed = Bench(
+        one._head, one._target, one._backend, [Written((text.ids[0] ^ 1, text.ids[1] ^ 1, *text.ids[2:]), again.start)]
+    )
+    changed._read(one._points)
+    assert changed._try("changed", Overrides()).logs[0] != pytest.approx(early, abs=1e-3)
 
 
 def test_noise_decides_nothing(bench):

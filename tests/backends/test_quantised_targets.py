@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from speclocal.core.sampling import Sampling
 from speclocal.core.tree import DraftTree
 from tests.backends.play import SHAPES, Shaped, accepted_length, host, ids, play, tokens_of, tree_of
 
@@ -17,6 +18,7 @@ from mlx_lm.utils import load_model, quantize_model, save_config, save_model  # 
 
 from speclocal.backends.mlx.loading import load, read_config, spelled_for  # noqa: E402
 from tests.backends import tiny_mlx  # noqa: E402
+from tests.backends.random_heads import attach  # noqa: E402
 
 BACKENDS = ("mlx",)
 
@@ -66,6 +68,20 @@ def test_text_is_that_of_the_same_quantised_model(quantised, bits, kv_bits):
         rounds = play(target, Shaped(shape, prompt + expected, luck=0.8), prompt, 40)
         assert tokens_of(rounds) == expected
         assert accepted_length(rounds) > 1.3
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "p_eagle", "medusa", "medusa shared"])
+def test_heads_read_a_quantised_target(quantised, name):
+    """The text stays that of the quantised target (DRF-05)."""
+    target, prompt = load(quantised(4), pytest.fail), ids(7)
+    expected = tokens_of(play(target, Shaped(((),), [], luck=0.0), prompt, 24))
+    for sampling in (Sampling(), Sampling(temperature=2.0, seed=4)):
+        if not sampling.greedy:
+            expected = tokens_of(play(target, Shaped(((),), [], luck=0.0), prompt, 24, sampling))
+        rounds = play(target, attach(tiny_mlx, target, name, "tree"), prompt, 24, sampling)
+        assert tokens_of(rounds) == expected
+        assert any(len(r.tree) > 2 for r in rounds)
+        target.tap(())
 
 
 def test_bits_matter(quantised):
