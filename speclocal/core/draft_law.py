@@ -38,6 +38,12 @@ class DraftLaws:
     root: int
     plain: bool = False
 
+    @classmethod
+    def of(cls, sampler: Sampler, ids: Array | None, root: int, is_chain: bool) -> DraftLaws:
+        """As the acceptance rule wants them: only chains are drawn with a q, and not for a rule that looks at none."""
+        plain = sampler.rule == "typical" or (sampler.rule != "coupled" and not is_chain)
+        return cls(sampler, ids, root, plain)
+
     @property
     def narrow(self) -> bool:
         """Whether columns may stay as they are: nothing but their order matters."""

@@ -184,7 +184,8 @@ def _guess(count: int, layers: int, usual: tuple[int, ...], notices: list[str]) 
         )
     notices.append(
         f"config.json does not name the layers of the target that this head reads: guessed after layers {_row(usual)}; "
-        f"if few drafts are accepted, set others with -o taps={_row(usual)}"
+        "if few drafts are accepted, set others with -o taps=A,B,C (`speclocal doctor` with this target and drafter "
+        "measures which)"
     )
     return usual
 
@@ -254,7 +255,7 @@ def norm_before_residual(parts: HeadConfig, asked: bool | None, notices: list[st
     if value is None and parts.speculators:
         notices.append(
             "config.json does not say norm_before_residual: false is used; if few drafts are accepted, try "
-            "-o norm_before_residual=true"
+            "-o residual=yes"
         )
     return bool(value)
 
@@ -264,7 +265,7 @@ def norm_output(parts: HeadConfig, asked: bool | None, notices: list[str]) -> bo
     if said and asked is None and not parts.speculators:
         notices.append(
             "norm_output is true in config.json, but some trainers (SpecForge before September 2026) wrote this of "
-            "heads that are fed their raw output; if few second drafts are accepted, try -o norm_output=false"
+            "heads that are fed their raw output; if few second drafts are accepted, try -o norm_output=no"
         )
     return bool(said if asked is None else asked)
 

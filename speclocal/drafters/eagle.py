@@ -114,8 +114,7 @@ class Drafter:
             return DraftTree.chain(root)
         is_chain = self._fixed is None and self.settings.topk == 1
         head = self._reader.head
-        # Drawn children with their q are for chains; a tree of likeliest tokens is checked as certain proposals.
-        laws = DraftLaws(self._sampler, head.ids, root, plain=not is_chain and self._sampler.rule != "coupled")
+        laws = DraftLaws.of(self._sampler, head.ids, root, is_chain)
         if is_chain:
             return chain(laws, first, head.step, min(depth, nodes))
         if self._fixed is not None:

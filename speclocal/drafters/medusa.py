@@ -73,7 +73,7 @@ class Drafter:
             return DraftTree.chain(self._root)
         rows = self._head.predict(self._feature)
         is_chain = self._fixed is None and self.settings.topk == 1
-        laws = DraftLaws(self._sampler, None, self._root, plain=not is_chain and self._sampler.rule != "coupled")
+        laws = DraftLaws.of(self._sampler, None, self._root, is_chain)
 
         def run(beam: Beam) -> Array:
             return rows[beam.depth : beam.depth + 1]  # the same for every path

@@ -59,9 +59,7 @@ class Drafter:
         if depth <= 0 or nodes <= 0 or (rows := self._reader.feed(self._sampler, depth - 1)) is None:
             return DraftTree.chain(root)
         is_chain = self.settings.topk == 1
-        laws = DraftLaws(
-            self._sampler, self._reader.head.ids, root, plain=not is_chain and self._sampler.rule != "coupled"
-        )
+        laws = DraftLaws.of(self._sampler, self._reader.head.ids, root, is_chain)
 
         def run(beam: Beam) -> Array:
             return rows[beam.depth : beam.depth + 1]  # the same for every path

@@ -118,7 +118,7 @@ def test_tui_04_ctrl_c_just_as_the_answer_ends(console: Callable[..., Any]) -> N
         shown.expect("prompt 4 tokens in")
         time.sleep(i * 0.003)
         shown.process.send_signal(signal.SIGINT)
-        time.sleep(0.2)
+        time.sleep(0.5)
     enter(shown, "/exit")
     assert shown.wait() == 0
     assert shown.text.count("7 tokens") == 8

@@ -189,7 +189,7 @@ def test_flags_are_found_at_the_top_and_nested() -> None:
 def test_a_missing_norm_before_residual_is_said_of_speculators_files() -> None:
     spec = eagle(with_config("eagle3-speculators", norm_before_residual=None))
     assert not spec.norm_before_residual
-    assert said(spec, "-o norm_before_residual=true")
+    assert said(spec, "-o residual=yes")
     assert not said(eagle(with_config()), "norm_before_residual")
     chosen = eagle(with_config("eagle3-speculators", norm_before_residual=None), Overrides(norm_before_residual=True))
     assert chosen.norm_before_residual
@@ -199,7 +199,7 @@ def test_a_missing_norm_before_residual_is_said_of_speculators_files() -> None:
 def test_norm_output_of_flat_files_means_one_of_two_things() -> None:
     spec = eagle(with_config(norm_output=True))
     assert spec.norm_output
-    assert said(spec, "-o norm_output=false")
+    assert said(spec, "-o norm_output=no")
     spec = eagle(with_config(norm_output=True), Overrides(norm_output=False))
     assert not spec.norm_output
     assert not said(spec, "norm_output")

@@ -60,7 +60,7 @@ EXPECTED: dict[str, Spec] = {
     "medusa2": replace(MEDUSA, heads=4, changes_target=True),
     "medusa-shared-head": replace(MEDUSA, heads=3, own_output=False),
 }  # fmt: skip
-GUESSED = "guessed after layers 2,4,5; if few drafts are accepted, set others with -o taps=2,4,5"
+GUESSED = "guessed after layers 2,4,5; if few drafts are accepted, set others with -o taps=A,B,C"
 NOTICES = dict.fromkeys(["eagle3", "eagle3-fullvocab", "eagle3-narrow", "eagle3-speculators"], GUESSED) | {
     "medusa1": "says 2 Medusa heads, the file holds 5",
     "medusa2": "it must be the target",
