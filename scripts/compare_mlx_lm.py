@@ -32,6 +32,7 @@ from speclocal.backends.mlx.loading import read_config, spelled_for
 from speclocal.convert import model_folder
 from speclocal.core.budget import Budget
 from speclocal.core.decode import decode
+from speclocal.core.prefix import shared_prefix
 from speclocal.core.sampling import Sampler, Sampling
 from speclocal.core.stop import Stop
 from speclocal.drafters import draft_model
@@ -109,16 +110,6 @@ def summary(counts: Sequence[Count]) -> dict[str, float]:
     }
 
 
-def equal(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    same = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        same += 1
-    return same
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="smollm2-135m")
@@ -164,7 +155,7 @@ def compare(options: argparse.Namespace, place: Path) -> dict[str, Any]:
         for name, run in contestants.items():
             counts[name].append(run(ids, number))
         ours, theirs = counts["greedy"][-1].tokens, counts["mlx-lm greedy"][-1].tokens
-        if (same := equal(ours, theirs)) < min(len(ours), len(theirs)):
+        if (same := shared_prefix(ours, theirs)) < min(len(ours), len(theirs)):
             parted.append({"prompt": number, "at": same})
         print(f"prompt {number}: {len(ids)} tokens, {time.perf_counter() - began:.0f} s", file=sys.stderr)
     return {

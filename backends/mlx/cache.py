@@ -287,7 +287,11 @@ class TreeCache:
         for b, length in enumerate(self.lengths):
             array[b : b + 1, :, length + start : length + stop] = rows[b : b + 1]
 
-    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+    def commit(self, path: Sequence[int]) -> None:
+        """Of the one text, keep the root and the nodes of `path`."""
+        self.commit_all([path])
+
+    def commit_all(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep of each text the root and the nodes of its path: only rows that are not yet in place move."""
         for b, path in enumerate(paths):
             placed = next((i for i, node in enumerate(path) if node != i + 1), len(path))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from threading import get_ident
 from typing import Any
 
@@ -11,20 +11,17 @@ import mlx.core as mx
 from speclocal.backends.mlx.cache import TreeCache
 from speclocal.backends.mlx.hooks import Anatomy, Taps
 from speclocal.backends.mlx.ops import make_ops
+from speclocal.core.cached_target import CachedTarget
 from speclocal.core.head_spec import TargetFacts
 from speclocal.core.interfaces import Scores
 from speclocal.core.pending import Pending
-from speclocal.core.prefix import shared_prefix
 from speclocal.core.tree import DraftTree
-from speclocal.errors import ContextError
 
-CHUNK = 256
-"""Prompt tokens per pass: bounds the memory of activations and masks."""
 CLEAR = 256
 """Tokens between two returns of unused buffers to the system: passes of many widths leave many sizes behind."""
 
 
-class MlxTarget:
+class MlxTarget(CachedTarget):
     """Implements `core.interfaces.Target` over a model of mlx-lm that `loading.wrap` has prepared.
 
     cache:   as many layers as the model has caches.
@@ -35,14 +32,12 @@ class MlxTarget:
     """
 
     def __init__(self, model: Any, cache: TreeCache, context: int, taps: Sequence[int] = ()):
+        super().__init__()
         self.model, self.cache, self.context = model, cache, context
         self.trees = True
         self.device = mx.default_device().type.name
         self.ops = make_ops()
         self._thread = get_ident()
-        self._cached: list[int] = []
-        self._tree = DraftTree.chain(0)
-        self._scored = 0
         self._since_clear = 0
         self._logits: mx.array | None = None
         self._anatomy = Anatomy(model)
@@ -52,6 +47,7 @@ class MlxTarget:
         self.vocab, self.dtype = self._look()
         self._taps.remove()
         self._taps = Taps(self._anatomy, taps)
+        self.points = self._taps.points
 
     def _look(self) -> tuple[int, str]:
         """Width and number type of the logits, from a pass of which only the embedding is computed."""
@@ -71,6 +67,7 @@ class MlxTarget:
         if tuple(points) != self._taps.points:
             self._taps.remove()
             self._taps = Taps(self._anatomy, points)
+            self.points = self._taps.points
             self.prefill([])
 
     def embed(self, tokens: mx.array) -> mx.array:
@@ -82,46 +79,8 @@ class MlxTarget:
         """See Target."""
         return self._anatomy.unembed(hidden)
 
-    @property
-    def cached(self) -> Sequence[int]:
-        """Committed token ids whose keys and values are in the cache."""
-        return self._cached
-
-    def prefill(self, tokens: Sequence[int], progress: Callable[[int], None] | None = None) -> Scores:
-        """See Target. Taps cover the tokens that were not in the cache already."""
-        if len(tokens) > self.context:
-            raise ContextError(
-                "the text is longer than the context", got=f"{len(tokens)} tokens", expected=f"at most {self.context}"
-            )
-        if len(self._cached) != self.cache.length:
-            self._cached.clear()  # a commit was interrupted: what the cache holds is not known
-        same = shared_prefix(tokens, self._cached)
-        if self._taps.points:
-            same = max(same - 1, 0)
-        self.cache.truncate(same)
-        del self._cached[same:]
-        self._scored = 0
-        self.cache.reserve(min(len(tokens) + CHUNK, self.context))
-        taps = []
-        for first in range(same, len(tokens), CHUNK):
-            chunk = tokens[first : first + CHUNK]
-            held = self._run(DraftTree.chain(chunk[0], chunk[1:]), 0).taps
-            self._logits = None
-            # What nobody asks for is not computed: neither logits nor, without taps, the end of the last layer.
-            mx.eval(self.cache.arrays, [] if held is None else [held])
-            taps.append(held)
-            self.commit(range(1, len(chunk)))
-            if progress:
-                progress(first + len(chunk))
-        return Scores(taps=mx.concatenate(taps) if self._taps.points and taps else None)
-
-    def score(self, tree: DraftTree, start: int = 0) -> Scores:
-        """See Target. The pass is only described; reading a value, or `Ops.submit`, starts it."""
-        if start not in (0, self._scored):
-            raise ValueError(f"nodes before {start} must be scored first, only {self._scored} are")
-        return self._run(tree, start)
-
-    def _run(self, tree: DraftTree, start: int) -> Scores:
+    def run(self, tree: DraftTree, start: int) -> Scores:
+        """The pass is only described; reading a value, or `Ops.submit`, starts it."""
         if get_ident() != self._thread:
             raise RuntimeError("MLX work belongs to the thread that loaded the model")
         tokens = tree.tokens.array if isinstance(tree.tokens, Pending) else mx.array(list(tree.tokens))
@@ -131,17 +90,20 @@ class MlxTarget:
         self.cache.open([tree], start)
         self._taps.clear()
         out = self.model(tokens[None, start:], cache=self.cache.layers)
-        self._tree, self._scored, self._logits = tree, len(tree), out[0].astype(mx.float32)
+        self._logits = out[0].astype(mx.float32)
         return Scores(self._logits, self._taps.take())
+
+    def read_prompt(self, tree: DraftTree) -> mx.array | None:
+        taps = self.run(tree, 0).taps
+        # What nobody asks for is not computed: neither logits nor, without taps, the end of the last layer.
+        self._logits = None
+        mx.eval(self.cache.arrays, [] if taps is None else [taps])
+        return taps
 
     def commit(self, path: Sequence[int]) -> None:
         """See Target."""
-        if self._scored <= max(path, default=0):
-            raise ValueError(f"node {max(path, default=0)} was not scored, only {self._scored} nodes are")
-        self.cache.commit([path])
-        self._cached.append(self._tree.tokens[0])
-        self._cached.extend(self._tree.tokens[i] for i in path)
-        self._scored, self._logits = 0, None
+        super().commit(path)
+        self._logits = None
         self._since_clear += 1 + len(path)
         if self._since_clear >= CLEAR:
             self._since_clear = 0

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from speclocal.core.draft_law import fit
 from speclocal.core.interfaces import Acceptance, Array, Limit, Scores, Target
 from speclocal.core.pending import Pending
 from speclocal.core.propose import propose
@@ -209,14 +210,3 @@ class Drafter:
 def _path(tokens: Pending, q: Array = None, siblings: Siblings = "one-hot") -> DraftTree:
     """A chain of which the first token is the root."""
     return DraftTree(tokens, tuple(range(-1, len(tokens) - 1)), q, siblings)
-
-
-def fit(sampler: Sampler, logits: Array) -> Array:
-    """Draft logits [n, V'] in the target's width V: padding ids cut off or added as impossible."""
-    width, ops = logits.shape[-1], sampler.ops
-    if width == sampler.width:
-        return logits
-    if width > sampler.width:
-        return logits[:, : sampler.width]
-    missing = ops.array([[-math.inf] * (sampler.width - width)] * logits.shape[0])
-    return ops.xp.concat([logits, missing], -1)

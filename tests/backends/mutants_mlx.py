@@ -12,7 +12,8 @@ import numpy as np
 
 from speclocal.backends.mlx.cache import TreeCache, View
 from speclocal.backends.mlx.hooks import Taps
-from speclocal.backends.mlx.target import CHUNK, MlxTarget
+from speclocal.backends.mlx.target import MlxTarget
+from speclocal.core.cached_target import CHUNK
 
 
 def _node_positions(original: Any) -> Any:
@@ -64,8 +65,8 @@ def _window_by_slot(original: Any) -> Any:
 
 
 def _rows_stay(original: Any) -> Any:
-    def commit(self: TreeCache, paths: Sequence[Sequence[int]]) -> None:
-        original(self, [range(1, len(path) + 1) for path in paths])
+    def commit(self: TreeCache, path: Sequence[int]) -> None:
+        original(self, range(1, len(path) + 1))
 
     return commit
 
@@ -119,9 +120,9 @@ def never_rolled_back(target: MlxTarget) -> None:
     cache = target.cache
     commit = cache.commit
 
-    def broken(paths: Sequence[Sequence[int]]) -> None:
+    def broken(path: Sequence[int]) -> None:
         last = cache.last
-        commit(paths)
+        commit(path)
         cache.lengths = [max(length, last) for length in cache.lengths]
 
     cache.commit = broken  # type: ignore[method-assign]
@@ -132,9 +133,9 @@ def copies_its_cache(target: MlxTarget) -> None:
     cache = target.cache
     commit = cache.commit
 
-    def broken(paths: Sequence[Sequence[int]]) -> None:
+    def broken(path: Sequence[int]) -> None:
         held = [mx.array(buffer) for buffer in cache.arrays]
-        commit(paths)
+        commit(path)
         mx.eval(cache.arrays)
         held.clear()
 

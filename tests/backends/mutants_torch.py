@@ -10,7 +10,8 @@ from unittest import mock
 import torch
 
 from speclocal.backends.torch.cache import TreeCache, View
-from speclocal.backends.torch.target import CHUNK, Taps, TorchTarget
+from speclocal.backends.torch.target import Taps, TorchTarget
+from speclocal.core.cached_target import CHUNK
 from speclocal.core.tree import DraftTree
 
 

@@ -37,7 +37,7 @@ def batch_equals_singles(kind: str) -> None:
     cache = TreeCache(single.cache.windows, texts=len(PROMPTS))
     run(single.model, cache, [DraftTree.chain(prompt[0], prompt[1:-1]) for prompt in PROMPTS])
     mx.eval(cache.arrays)
-    cache.commit([range(1, len(prompt) - 1) for prompt in PROMPTS])
+    cache.commit_all([range(1, len(prompt) - 1) for prompt in PROMPTS])
     texts = [list(prompt) for prompt in PROMPTS]
     for round in range(3):
         shapes = list(SHAPES.values())[round:][: len(texts)]
@@ -52,7 +52,7 @@ def batch_equals_singles(kind: str) -> None:
             assert off <= TOLERANCE, f"{kind}, round {round}, text {b}: off by {off:.1e}"
             assert np.isfinite(scored[b]).all(), "rows that stand for nothing stay finite"
             text += [tree.tokens[i] for i in paths[b]] + [5]
-        cache.commit(paths)
+        cache.commit_all(paths)
         assert cache.lengths == [len(text) - 1 for text in texts]
 
 
@@ -74,11 +74,11 @@ def test_one_length_for_all_texts_is_caught():
 
 
 def test_rows_kept_from_another_text_are_caught():
-    cache_commit = TreeCache.commit
+    cache_commit = TreeCache.commit_all
 
     def shifted(self, paths):
         cache_commit(self, [paths[0]] * len(paths) if all(paths) else paths)
         self.lengths = [n - len(paths[0]) + len(path) for n, path in zip(self.lengths, paths, strict=True)]
 
-    with mock.patch.object(TreeCache, "commit", shifted), pytest.raises((AssertionError, ValueError)):
+    with mock.patch.object(TreeCache, "commit_all", shifted), pytest.raises((AssertionError, ValueError)):
         batch_equals_singles("llama")

@@ -19,8 +19,9 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from speclocal.backends.mlx import loading
-from speclocal.backends.mlx.target import CHUNK, MlxTarget
+from speclocal.backends.mlx.target import MlxTarget
 from speclocal.core.anatomy import windows
+from speclocal.core.cached_target import CHUNK
 from tests.backends import kinds
 from tests.backends.mutants_mlx import MUTANTS, copies_its_cache, mutant, never_rolled_back
 from tests.backends.pickles import pickle

@@ -19,7 +19,8 @@ from transformers.utils import logging as transformers_logging
 
 from speclocal.backends.torch import loading
 from speclocal.backends.torch.quantized import make_cache
-from speclocal.backends.torch.target import CHUNK, TorchTarget
+from speclocal.backends.torch.target import TorchTarget
+from speclocal.core.cached_target import CHUNK
 from tests.backends import kinds
 from tests.backends.mutants_torch import MUTANTS, copies_its_cache, mutant, never_rolled_back
 from tests.backends.pickles import pickle

@@ -13,7 +13,8 @@ import mlx.nn as nn
 
 from speclocal.backends.mlx.cache import BLOCK
 from speclocal.backends.mlx.heads.rope import Rope
-from speclocal.backends.mlx.target import CHUNK, MlxTarget
+from speclocal.backends.mlx.target import MlxTarget
+from speclocal.core.cached_target import CHUNK
 from speclocal.core.growth import Beam
 from speclocal.core.heads import EagleSpec
 

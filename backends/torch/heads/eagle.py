@@ -16,7 +16,8 @@ from speclocal.backends.torch.cache import BLOCK
 from speclocal.backends.torch.heads.rope import Rope, rotate
 from speclocal.backends.torch.kernels.attention import FEW_ROWS, packed
 from speclocal.backends.torch.linear import pack
-from speclocal.backends.torch.target import CHUNK, TorchTarget
+from speclocal.backends.torch.target import TorchTarget
+from speclocal.core.cached_target import CHUNK
 from speclocal.core.growth import Beam
 from speclocal.core.heads import EagleSpec
 
