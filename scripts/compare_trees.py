@@ -5,6 +5,7 @@ At temperature 1: children that are best with the noise the target will draw wit
 children checked as certain proposals (what EAGLE-2's reference does), against chains with a real q. Counts, no times.
 
   python scripts/compare_trees.py [--target FOLDER --head FOLDER]      # default: tiny fitted EAGLE-3 of the tests
+  python scripts/compare_trees.py --simulate                           # one level of a tree, laws made up
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import random
 import statistics
 from pathlib import Path
 
+import numpy as np
+
 from speclocal import backends, heads
 from speclocal.core.budget import Budget
 from speclocal.core.decode import decode
@@ -23,7 +26,7 @@ from speclocal.core.stop import Stop
 from speclocal.drafters import read_settings
 from speclocal.drafters.eagle import Settings
 
-TINY = Path(__file__).parents[1] / "tests" / "golden" / "heads" / "eagle3"
+TINY = Path(__file__).parents[1] / "tests" / "golden" / "heads" / "eagle3-specforge"
 WAYS = {
     "tree, coupled": ("coupled", 8),
     "tree, likeliest children": ("rejection", 8),
@@ -33,6 +36,26 @@ WAYS = {
 }
 
 
+def simulate(words: int = 2000, spread: float = 3.0, trials: int = 1500) -> dict[str, dict[str, float]]:
+    """Share of levels in which a child is kept, for a drafter whose logits are the target's plus noise of `error`."""
+    draw, result = np.random.default_rng(0), {}
+    for error in (0.3, 1.0, 2.0):
+        for k in (1, 4, 8):
+            coupled, likeliest = 0.0, 0.0
+            for _ in range(trials):
+                z = draw.normal(0, spread, words)
+                drafted = z + draw.normal(0, error, words)
+                noise = draw.gumbel(size=words)
+                p = np.exp(z - z.max())
+                coupled += (z + noise).argmax() in np.argpartition(-(drafted + noise), k)[:k]
+                likeliest += p[np.argpartition(-drafted, k)[:k]].sum() / p.sum()
+            result[f"error {error}, {k} children"] = {
+                "coupled": round(coupled / trials, 3),
+                "likeliest children": round(float(likeliest) / trials, 3),
+            }
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, default=TINY / "target")
@@ -40,7 +63,11 @@ def main() -> None:
     parser.add_argument("--backend", default="torch")
     parser.add_argument("--texts", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--simulate", action="store_true")
     o = parser.parse_args()
+    if o.simulate:
+        print(json.dumps(simulate(), indent=1))
+        return
     backend = backends.load(o.backend)
     target = backend.load_target(o.target, print, device="cpu")
     files = heads.HeadFiles.read(o.head, str(o.head))
