@@ -71,6 +71,13 @@ def check_whole(name: str, value: Any, low: int, high: int) -> None:
         raise UsageError(f"impossible {name}", got=value, expected=f"a whole number from {low} to {high}")
 
 
+def check_tree(depth: Any, nodes: Any, topk: Any) -> None:
+    """UsageError unless a tree of this size can be drafted."""
+    check_whole("depth", depth, 0, MOST_NODES)
+    check_whole("nodes", nodes, 0, MOST_NODES)
+    check_whole("topk", topk, 1, MOST_NODES)
+
+
 def check_share(name: str, value: Any) -> None:
     """UsageError unless `value` is a number from 0 to 1."""
     if not isinstance(value, int | float) or not 0 <= value <= 1:

@@ -12,7 +12,7 @@ from speclocal.core.pending import Pending
 from speclocal.core.propose import propose
 from speclocal.core.sampling import Law, Sampler
 from speclocal.core.tree import DraftTree, Siblings
-from speclocal.drafters import MOST_NODES, check_share, check_whole
+from speclocal.drafters import check_share, check_tree
 
 CATCH_UP = 32
 """Tokens the draft model may be behind before they are processed as a prompt."""
@@ -33,9 +33,7 @@ class Settings:
     confidence: float = 0.0
 
     def __post_init__(self) -> None:
-        check_whole("depth", self.depth, 0, MOST_NODES)
-        check_whole("nodes", self.nodes, 0, MOST_NODES)
-        check_whole("topk", self.topk, 1, MOST_NODES)
+        check_tree(self.depth, self.nodes, self.topk)
         check_share("confidence", self.confidence)
 
 

@@ -17,7 +17,7 @@ from speclocal.core.interfaces import Acceptance, Array, Head, Limit, Scores
 from speclocal.core.prefix import shared_prefix
 from speclocal.core.sampling import Sampler
 from speclocal.core.tree import DraftTree
-from speclocal.drafters import MOST_NODES, check_whole
+from speclocal.drafters import check_tree
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,7 @@ class Settings:
     norm_output: str = ""
 
     def __post_init__(self) -> None:
-        check_whole("depth", self.depth, 0, MOST_NODES)
-        check_whole("nodes", self.nodes, 0, MOST_NODES)
-        check_whole("topk", self.topk, 1, MOST_NODES)
+        check_tree(self.depth, self.nodes, self.topk)
 
     def fixed(self) -> FixedTree | None:
         """The tree that is asked for by name or file."""

@@ -15,7 +15,7 @@ from speclocal.core.growth import Beam, chain, grow
 from speclocal.core.interfaces import Acceptance, Array, Limit, ParallelHead, Scores
 from speclocal.core.sampling import Sampler
 from speclocal.core.tree import DraftTree
-from speclocal.drafters import MOST_NODES, check_whole
+from speclocal.drafters import MOST_NODES, check_tree
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,7 @@ class Settings:
     tree: str = ""
 
     def __post_init__(self) -> None:
-        check_whole("depth", self.depth, 0, MOST_NODES)
-        check_whole("nodes", self.nodes, 0, MOST_NODES)
-        check_whole("topk", self.topk, 1, MOST_NODES)
+        check_tree(self.depth, self.nodes, self.topk)
 
     def fixed(self) -> FixedTree | None:
         """The tree that is asked for by name or file."""

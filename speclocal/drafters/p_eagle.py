@@ -10,7 +10,7 @@ from speclocal.core.growth import Beam, chain, grow
 from speclocal.core.interfaces import Acceptance, Array, Head, Limit, Scores
 from speclocal.core.sampling import Sampler
 from speclocal.core.tree import DraftTree
-from speclocal.drafters import MOST_NODES, check_whole
+from speclocal.drafters import check_tree
 from speclocal.drafters.eagle import Reader
 
 
@@ -32,9 +32,7 @@ class Settings:
     mask_token: int = -1
 
     def __post_init__(self) -> None:
-        check_whole("depth", self.depth, 0, MOST_NODES)
-        check_whole("nodes", self.nodes, 0, MOST_NODES)
-        check_whole("topk", self.topk, 1, MOST_NODES)
+        check_tree(self.depth, self.nodes, self.topk)
 
 
 class Drafter:
