@@ -27,9 +27,9 @@ def on_cpu(device: str) -> bool:
     """Whether a device by this name is the processor; UsageError for one there is not."""
     import mlx.core as mx
 
-    from speclocal.backends.mlx.loading import _device
+    from speclocal.backends.mlx.loading import device_of
 
-    return _device(device) == mx.cpu
+    return device_of(device) == mx.cpu
 
 
 def free_memory(device: str) -> int:

@@ -47,7 +47,7 @@ def load(
     dtype `auto`: the checkpoint's; float32 on a CPU unless it is quantised. Raises ModelError for models that cannot be
     decoded exactly or that mlx-lm does not know.
     """
-    mx.set_default_device(_device(device))
+    mx.set_default_device(device_of(device))
     if dtype not in ("auto", *DTYPES):
         raise UsageError("unknown dtype", got=dtype, expected=f"auto, {', '.join(DTYPES)}")
     if wired_limit is not None:
@@ -187,7 +187,8 @@ def tolerance(dtype: str, kv_bits: int | None = None) -> float:
     return 1e-3 if dtype == "float32" and kv_bits is None else 0.15
 
 
-def _device(name: str) -> mx.Device:
+def device_of(name: str) -> mx.Device:
+    """The device meant by a name; UsageError for one there is not."""
     if name == "auto":
         return mx.default_device()
     if name == "cpu":

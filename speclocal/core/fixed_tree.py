@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
@@ -47,6 +47,18 @@ class FixedTree:
             return cls.of([list(path) for path in paths])
         except (ValueError, TypeError) as error:
             raise UsageError("a tree that is no JSON", got=text[:40], expected="[[0], [0, 0], [1]]") from error
+
+    @classmethod
+    def asked(cls, text: str, name: str, known: FixedTree, load: Callable[[str], str]) -> FixedTree | None:
+        """The tree of a setting: `known` by its name, else from what `load` finds under the text; None for nothing."""
+        if not text:
+            return None
+        if text == name:
+            return known
+        try:
+            return cls.read(load(text))
+        except OSError as error:
+            raise UsageError("no such tree", got=repr(text), expected=f"{name}, or a JSON file with paths") from error
 
     def __len__(self) -> int:
         return len(self.paths)

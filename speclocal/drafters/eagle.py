@@ -45,9 +45,7 @@ class Settings:
 
     def fixed(self) -> FixedTree | None:
         """The tree that is asked for by name or file."""
-        if not self.tree:
-            return None
-        return EAGLE_1 if self.tree == "eagle1" else FixedTree.read(Path(self.tree).read_text(encoding="utf-8"))
+        return FixedTree.asked(self.tree, "eagle1", EAGLE_1, lambda path: Path(path).read_text(encoding="utf-8"))
 
 
 class Reader:

@@ -36,9 +36,7 @@ class Settings:
 
     def fixed(self) -> FixedTree | None:
         """The tree that is asked for by name or file."""
-        if not self.tree:
-            return None
-        return MEDUSA if self.tree == "medusa" else FixedTree.read(Path(self.tree).read_text(encoding="utf-8"))
+        return FixedTree.asked(self.tree, "medusa", MEDUSA, lambda path: Path(path).read_text(encoding="utf-8"))
 
 
 class Drafter:
