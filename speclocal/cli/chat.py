@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,10 +26,12 @@ from speclocal.cli.options import (
 from speclocal.cli.values import number
 from speclocal.core.sampling import Sampling
 from speclocal.errors import SpeclocalError, UsageError
+from speclocal.ui.interrupt import Interrupt
 from speclocal.ui.stream import StreamView, summary
 from speclocal.ui.terminal import Terminal
 
 if TYPE_CHECKING:
+    from speclocal.cli import slash
     from speclocal.cli.slash import Mistyped
     from speclocal.engine import Answer, Engine
     from speclocal.ui.prompt import Message, Prompt
@@ -89,6 +92,13 @@ class Chat:
 
     def run(self) -> None:
         """Until the user leaves."""
+        if not self._prompt.editable:
+            return self._converse()
+        # Answer and editor take Ctrl-C for themselves; one that falls between them was meant for what just ended.
+        with Interrupt(patience=sys.maxsize):
+            self._converse()
+
+    def _converse(self) -> None:
         draft, warned = "", False
         while self._open:
             try:
@@ -110,8 +120,7 @@ class Chat:
         try:
             meaning = slash.understand(message)
             if isinstance(meaning, slash.Command):
-                command: Callable[[str], str | None] = getattr(self, f"_do_{meaning.name}")
-                return command(meaning.rest) or ""
+                return self._command(meaning, message)
             if isinstance(meaning, slash.Mistyped):
                 return self._hint(meaning, message)
             return self._say(meaning, self._messages) if meaning.strip() else ""
@@ -119,6 +128,17 @@ class Chat:
             if not self._prompt.editable:
                 raise
             self._terminal.error(explain(error))
+            return message.text
+
+    def _command(self, meaning: slash.Command, message: Message) -> str:
+        command: Callable[[str], str | None] = getattr(self, f"_do_{meaning.name}")
+        if not self._prompt.editable:
+            return command(meaning.rest) or ""
+        try:
+            with Interrupt(patience=0):
+                return command(meaning.rest) or ""
+        except KeyboardInterrupt:  # ends what the command does, a download say, and not the conversation
+            self._terminal.note(f"/{meaning.name} was interrupted")
             return message.text
 
     def _hint(self, meaning: Mistyped, message: Message) -> str:
