@@ -39,15 +39,15 @@ class TorchTarget(CachedTarget):
         config = model.config.get_text_config()
         self._embedding, self.unembed = model.get_input_embeddings(), model.get_output_embeddings()
         self.facts = TargetFacts(config.num_hidden_layers, config.hidden_size, len(self._embedding.weight), context)
-        self._taps = Taps(model, taps)
-        self.points = self._taps.points
+        self.taps = Taps(model, taps)
+        self.points = self.taps.points
 
     def tap(self, points: Sequence[int]) -> None:
         """See Target."""
-        if tuple(points) != self._taps.points:
-            self._taps.remove()
-            self._taps = Taps(self.model, points)
-            self.points = self._taps.points
+        if tuple(points) != self.taps.points:
+            self.taps.remove()
+            self.taps = Taps(self.model, points)
+            self.points = self.taps.points
             self.prefill([])
 
     @torch.inference_mode()
@@ -66,7 +66,7 @@ class TorchTarget(CachedTarget):
     def _run(self, tree: DraftTree, start: int, rows: int) -> Scores:
         view = View(self.cache.length, tree, start, self.device)
         self.cache.open(start, len(tree))
-        self._taps.clear()
+        self.taps.clear()
         out = self.model(
             input_ids=self._ids(tree.tokens, start),
             position_ids=view.positions,
@@ -75,7 +75,7 @@ class TorchTarget(CachedTarget):
             logits_to_keep=rows,
             tree=view,
         )
-        return Scores(out.logits[0].float(), self._taps.take())
+        return Scores(out.logits[0].float(), self.taps.take())
 
     def _ids(self, tokens: Sequence[int], start: int) -> Tensor:
         """[1, n] the tokens from `start` on; those that are on the device are not looked at."""
@@ -108,13 +108,13 @@ class Taps:
 
     def _output(self, point: int) -> Callable[[nn.Module, Any, Any], None]:
         def keep(module: nn.Module, args: Any, output: Any) -> None:
-            self._held[point] = (output[0] if isinstance(output, tuple) else output)[0]
+            self._held[point] = output[0] if isinstance(output, tuple) else output
 
         return keep
 
     def _input(self, point: int) -> Callable[[nn.Module, Any, Any], None]:
         def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
-            self._held[point] = (args[0] if args else kwargs["hidden_states"])[0]
+            self._held[point] = args[0] if args else kwargs["hidden_states"]
 
         return keep
 
@@ -127,4 +127,8 @@ class Taps:
 
     def take(self) -> Tensor | None:
         """[n, E, D], or None without taps."""
-        return torch.stack([self._held[i] for i in self.points], 1) if self.points else None
+        return torch.stack([self._held[i][0] for i in self.points], 1) if self.points else None
+
+    def take_batch(self) -> Tensor | None:
+        """[B, n, E, D], or None without taps."""
+        return torch.stack([self._held[i] for i in self.points], 2) if self.points else None

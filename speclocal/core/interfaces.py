@@ -143,6 +143,25 @@ class Target(Protocol):
         """Append the root and the nodes of `path` to the cache; forget the others. All must have been scored."""
 
 
+class Batch(Protocol):
+    """Texts side by side in slots, each at its own length, in one pass of a target that leaves its own cache alone.
+
+    Taps are those the target was told to keep.
+    """
+
+    def read(self, slots: Sequence[int], prompts: Sequence[Sequence[int]]) -> Scores:
+        """Begin a text in each of these slots: logits [n, V] after its last token, taps [n, T, E, D], T the longest."""
+
+    def step(self, tokens: Array) -> Scores:
+        """One more token [B] in every slot: logits [B, V], taps [B, 1, E, D]."""
+
+    def keep(self, slots: Sequence[int]) -> None:
+        """From now on there are only these slots, in this order."""
+
+    def clear(self, slots: Sequence[int]) -> None:
+        """These hold no text any more, so that they cost as little as they can."""
+
+
 class Head(Protocol):
     """A draft module with a cache of its own that reads the target's states: EAGLE and P-EAGLE. No policy inside.
 

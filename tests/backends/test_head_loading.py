@@ -157,7 +157,7 @@ def test_a_missing_list_of_layers_is_guessed_aloud(pair, backend_name):
 
 
 def points(engine):
-    return tuple(engine.target._taps.points)
+    return tuple(engine.target.points)
 
 
 def test_another_drafter_reads_other_states(pair, backend_name, tmp_path):

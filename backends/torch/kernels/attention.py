@@ -55,12 +55,12 @@ def attention(
 def packed(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """torch's own attention with the query heads of a key head as rows of one product: keys are never repeated.
 
-    bias: [H / G * n, T] or None.
+    query [B, H, n, d]; bias [H / G * n, T], [B, 1, H / G * n, T] or None.
     """
-    _, heads, n, d = query.shape
-    rows = query.reshape(1, key.shape[1], -1, d)
+    texts, heads, n, d = query.shape
+    rows = query.reshape(texts, key.shape[1], -1, d)
     out = F.scaled_dot_product_attention(rows, key, value, attn_mask=bias, scale=scale)
-    return out.reshape(1, heads, n, -1).transpose(1, 2)
+    return out.reshape(texts, heads, n, -1).transpose(1, 2)
 
 
 def reference(
@@ -73,18 +73,18 @@ def reference(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """The definition: softmax(q k^T * scale, capped, + bias [, sink]) v, with the softmax in float32."""
-    _, heads, n, d = query.shape
+    texts, heads, n, d = query.shape
     groups = key.shape[1]
-    packed = query.reshape(1, groups, heads // groups * n, d)
-    scores = (torch.matmul(packed, key.transpose(-1, -2)) * scale).float().view(1, heads, n, -1)
+    packed = query.reshape(texts, groups, heads // groups * n, d)
+    scores = (torch.matmul(packed, key.transpose(-1, -2)) * scale).float().view(texts, heads, n, -1)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if bias is not None:
         scores = scores + bias.float()
     if sinks is not None:
-        column = sinks.float().view(1, heads, 1, 1).expand(1, heads, n, 1)
+        column = sinks.float().view(1, heads, 1, 1).expand(texts, heads, n, 1)
         weights = torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1]
     else:
         weights = torch.softmax(scores, -1)
-    weights = weights.to(value.dtype).view(1, groups, heads // groups * n, -1)
-    return torch.matmul(weights, value).view(1, heads, n, -1).transpose(1, 2)
+    weights = weights.to(value.dtype).view(texts, groups, heads // groups * n, -1)
+    return torch.matmul(weights, value).view(texts, heads, n, -1).transpose(1, 2)

@@ -1,0 +1,223 @@
+"""The target writes texts: questions of its own and their answers, or answers to given prompts; many at a time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from speclocal.core.interfaces import Array, Batch, Ops, Scores
+from speclocal.train.jobs import Job, Turns
+from speclocal.train.store import LARGEST, Store
+
+REFILL = 8
+"""Free slots are filled so many at a time: one pass over several prompts costs little more than one over one."""
+REPEATS, REPEATED = 3, 24
+"""A text loops when its last REPEATED tokens or more are a piece written REPEATS times or more."""
+PERIOD = 48
+"""Longest piece that is looked for."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How texts are written.
+
+    answer, question: most tokens. shortest: tokens a question must have. slots: texts at once. question_temperature:
+    of questions; tokens less likely than `min_p` times the likeliest are not drawn. answer_temperatures: of answers, in
+    turn. seed: of all draws.
+    """
+
+    answer: int = 256
+    question: int = 256
+    shortest: int = 3
+    slots: int = 96
+    question_temperature: float = 1.0
+    answer_temperatures: tuple[float, ...] = (0.0, 0.7)
+    min_p: float = 0.05
+    seed: int = 0
+
+
+@dataclass
+class _Text:
+    """A text on its way."""
+
+    job: Job
+    slot: int
+    ids: list[int]
+    own: int
+    phase: Literal["question", "answer"]
+    begun: int
+    forced: list[int]
+    temperature: float
+    draws: random.Random
+    states: list[np.ndarray] = field(default_factory=list)
+    best: list[np.ndarray] = field(default_factory=list)
+
+
+class Writer:
+    """Runs a batch of texts until all jobs are done.
+
+    batch: where the target computes, with the taps the store wants. to_numpy: of the backend. progress: is told
+    written tokens and texts.
+    """
+
+    def __init__(
+        self,
+        ops: Ops,
+        batch: Batch,
+        to_numpy: Callable[[Array], np.ndarray],
+        turns: Turns,
+        limits: Limits,
+        store: Store,
+        progress: Callable[[int, int], None],
+    ):
+        self._ops, self._batch, self._to_numpy = ops, batch, to_numpy
+        self._turns, self._limits, self._store, self._progress = turns, limits, store, progress
+        self._texts: list[_Text | None] = [None] * limits.slots
+        self._asked: set[tuple[int, ...]] = set()
+        self.tokens = 0
+
+    def run(self, jobs: Iterator[Job], enough: Callable[[], bool]) -> None:
+        """Until there are no more jobs, or `enough` says that no new ones are wanted."""
+        waiting = list(self._take(jobs, enough, self._limits.slots))
+        while waiting or any(self._texts):
+            free = [slot for slot, text in enumerate(self._texts) if text is None]
+            if waiting and (len(free) >= min(REFILL, len(self._texts)) or len(free) == len(self._texts)):
+                self._begin(free, waiting)
+                waiting = list(self._take(jobs, enough, REFILL)) if not waiting else waiting
+                continue
+            if not waiting and len(free) > len(self._texts) // 4:
+                self._shrink()
+            self._step()
+            if not waiting:
+                waiting = list(self._take(jobs, enough, REFILL))
+
+    def _take(self, jobs: Iterator[Job], enough: Callable[[], bool], count: int) -> Iterator[Job]:
+        for _ in range(count):
+            if enough() or (job := next(jobs, None)) is None:
+                return
+            yield job
+
+    def _begin(self, free: list[int], waiting: list[Job]) -> None:
+        count = min(len(free), len(waiting), REFILL)
+        jobs, slots = [waiting.pop(0) for _ in range(count)], free[:count]
+        scores = self._batch.read(slots, [job.ids for job in jobs])
+        for slot, job in zip(slots, jobs, strict=True):
+            temperatures = self._limits.answer_temperatures
+            self._texts[slot] = _Text(
+                job,
+                slot,
+                list(job.ids),
+                len(job.ids),
+                "question" if job.asks else "answer",
+                len(job.ids) - job.given,
+                [],
+                self._limits.question_temperature if job.asks else temperatures[job.number % len(temperatures)],
+                random.Random(f"{self._limits.seed} {job.number}"),
+            )
+        self._advance([text for slot in slots if (text := self._texts[slot])], scores, range(count))
+
+    def _step(self) -> None:
+        tokens = [0 if text is None else text.ids[-1] for text in self._texts]
+        scores = self._batch.step(self._ops.array(tokens))
+        rows = [slot for slot, text in enumerate(self._texts) if text is not None]
+        self._advance([text for text in self._texts if text is not None], scores, rows)
+
+    def _advance(self, texts: list[_Text], scores: Scores, rows: Sequence[int]) -> None:
+        """Take the next token of each text, whose scores stand in `rows`."""
+        best, drawn = self._draw(scores.logits, texts, rows)
+        taps = self._to_numpy(scores.taps)
+        for text, row in zip(texts, rows, strict=True):
+            fresh = len(text.ids) - sum(map(len, text.states))
+            text.states.append(np.clip(taps[row, :fresh], -LARGEST, LARGEST).astype(np.float16))
+            # Of a prompt only the last row's choice is known; its other rows carry no loss.
+            text.best.append(np.array([*[-1] * (fresh - 1), best[row]], np.int32))
+            token = text.forced.pop(0) if text.forced else drawn[row]
+            text.ids.append(token)
+            self.tokens += 1
+            if not text.forced:
+                self._look(text, token)
+        self._progress(self.tokens, len(self._store.texts))
+
+    def _draw(self, logits: Array, texts: list[_Text], rows: Sequence[int]) -> tuple[list[int], dict[int, int]]:
+        """The likeliest token of every row, and the token drawn for each of `rows`."""
+        ops, xp = self._ops, self._ops.xp
+        best = xp.argmax(logits, -1)
+        warm = [(row, text) for row, text in zip(rows, texts, strict=True) if text.temperature > 0]
+        if not warm:
+            (chosen,) = ops.to_host(best)
+            return chosen, {row: chosen[row] for row in rows}
+        heat = ops.array([[1 / text.temperature] for _, text in warm])
+        p = xp.softmax(logits[ops.array([row for row, _ in warm])] * heat, -1)
+        p = xp.where(p >= self._limits.min_p * ops.top(p, 1)[0], p, 0.0)
+        mass = xp.cumsum(p, -1)
+        u = ops.array([[text.draws.random()] for _, text in warm])
+        picked = (mass < u * mass[:, -1:]).sum(-1)
+        chosen, found = ops.to_host(best, picked)
+        drawn = {row: chosen[row] for row in rows}
+        drawn.update({row: token for (row, _), token in zip(warm, found, strict=True)})
+        return chosen, drawn
+
+    def _look(self, text: _Text, token: int) -> None:
+        """What the last token means for a text: it goes on, its question ends, or it is finished."""
+        limits, turns = self._limits, self._turns
+        written = len(text.ids) - text.begun
+        if text.phase == "question":
+            if token in turns.ends or token == turns.after[0]:
+                question = tuple(text.ids[text.begun : -1])
+                if len(question) < limits.shortest or question in self._asked:
+                    return self._drop(text, "short" if len(question) < limits.shortest else "asked before")
+                self._asked.add(question)
+                text.ids[-1] = turns.after[0]
+                self._answer(text, turns.after[1:])
+            elif loops(text.ids[text.begun :]):
+                self._drop(text, "repetition")
+            elif written >= limits.question:
+                self._answer(text, turns.after)
+            return
+        if token in turns.ends or written >= limits.answer or loops(text.ids[text.begun :]):
+            self._finish(text)
+
+    def _answer(self, text: _Text, forced: Sequence[int]) -> None:
+        """The question is complete; the template's tokens up to the answer come next."""
+        temperatures = self._limits.answer_temperatures
+        text.forced, text.phase = list(forced), "answer"
+        text.begun = len(text.ids) + len(forced)
+        text.temperature = temperatures[text.job.number % len(temperatures)]
+
+    def _finish(self, text: _Text) -> None:
+        self._store.add(text.job.number, text.ids, text.own, np.concatenate(text.states), np.concatenate(text.best))
+        self._leave(text)
+
+    def _drop(self, text: _Text, why: str) -> None:
+        self._store.drop(text.job.number, why)
+        self._leave(text)
+
+    def _leave(self, text: _Text) -> None:
+        self._texts[text.slot] = None
+        self._batch.clear([text.slot])
+
+    def _shrink(self) -> None:
+        """Compute no more slots than there are texts."""
+        kept = [text for text in self._texts if text is not None]
+        self._batch.keep([text.slot for text in kept])
+        for slot, text in enumerate(kept):
+            text.slot = slot
+        self._texts = list(kept)
+
+
+def loops(ids: Sequence[int]) -> bool:
+    """Whether a text ends in a piece of up to PERIOD tokens that is written over and over."""
+    for period in range(1, min(PERIOD, len(ids) // REPEATS) + 1):
+        span = max(period * REPEATS, REPEATED)
+        if len(ids) >= span and ids[-1] == ids[-1 - period] and ids[-span:-period] == ids[-span + period :]:
+            return True
+    return False
+
+
+def describe(limits: Limits) -> dict[str, Any]:
+    """What of the limits decides about the texts."""
+    return {name: value for name, value in vars(limits).items() if name != "slots"}
