@@ -9,9 +9,15 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from speclocal.backends.torch.cache import BLOCK
+from speclocal.backends.torch.cache import BLOCK, BatchView
 from speclocal.backends.torch.target import TorchTarget
 from speclocal.core.interfaces import Scores
+
+
+GROUP = 12
+"""Texts whose attention is one product over as many keys as the longest of them has: slots should be sorted."""
+PAD = 8
+"""Widths of prompts are multiples of this: for every new shape the kernels are prepared anew."""
 
 
 class Batch:
@@ -30,13 +36,13 @@ class Batch:
         """See Batch."""
         target, device = self._target, self._target.device
         sizes = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        width = int(max(map(len, prompts)))
+        width = -(-max(map(len, prompts)) // PAD) * PAD
         ids = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device)
         positions = torch.arange(width, device=device)[None].expand(len(ids), -1)
         at = torch.tensor(list(slots), device=device)
         self._cache.prompt(at, width)
         # Padding stands behind each prompt, where a causal mask hides it.
-        scores = self._run(ids, positions, View(positions[:1], width), sizes - 1)
+        scores = self._run(ids, positions, BatchView(positions[:1], width), sizes - 1)
         self._lengths[at] = sizes
         return scores
 
@@ -44,22 +50,27 @@ class Batch:
     def step(self, tokens: Tensor) -> Scores:
         """See Batch."""
         held, self._lengths = self._lengths, self._lengths + 1
-        self._cache.step(held, int(held.max()) + 1)
-        return self._run(tokens[:, None], held[:, None], View(held[:, None], self._cache.end), None)
+        longest = [max(part.tolist()) + 1 for part in held.split(GROUP)]
+        self._cache.step(held, max(longest))
+        groups = [
+            (g * GROUP, min((g + 1) * GROUP, len(held)), BatchView(held[g * GROUP : (g + 1) * GROUP, None], keys))
+            for g, keys in enumerate(longest)
+        ]
+        return self._run(tokens[:, None], held[:, None], BatchView(held[:, None], max(longest), groups), None)
 
     @torch.inference_mode()
     def keep(self, slots: Sequence[int]) -> None:
         """See Batch."""
         at = torch.tensor(list(slots), device=self._target.device)
         self._lengths = self._lengths[at]
-        self._cache.keep(at)
+        self._cache.keep(at, int(self._lengths.max()))
 
     @torch.inference_mode()
     def clear(self, slots: Sequence[int]) -> None:
         """See Batch."""
         self._lengths[torch.tensor(list(slots), device=self._target.device)] = 0
 
-    def _run(self, ids: Tensor, positions: Tensor, view: View, last: Tensor | None) -> Scores:
+    def _run(self, ids: Tensor, positions: Tensor, view: BatchView, last: Tensor | None) -> Scores:
         target = self._target
         model, taps = target.model, target.taps
         taps.clear()
@@ -71,28 +82,6 @@ class Batch:
             hidden = model.get_decoder()(input_ids=ids, **common).last_hidden_state
             logits = target.unembed(hidden[torch.arange(len(ids), device=ids.device), last])
         return Scores(logits.float(), taps.take_batch())
-
-
-class View:
-    """Which keys the rows of a pass see: `positions` [B or 1, n], `keys` slots from 0 on."""
-
-    def __init__(self, positions: Tensor, keys: int):
-        self._positions, self._keys = positions, keys
-        self.rows = positions.shape[1]
-        self._made: dict[tuple[int | None, torch.dtype, int], Tensor] = {}
-
-    def bias(self, window: int | None, dtype: torch.dtype, repeat: int = 1) -> Tensor:
-        """[B or 1, 1, repeat * n, T] additive mask."""
-        key = (window, dtype, repeat)
-        if key not in self._made:
-            at = torch.arange(self._keys, device=self._positions.device)[None, None, None]
-            own = self._positions[:, None, :, None]
-            hidden = at > own
-            if window is not None:
-                hidden = hidden | (at <= own - window)
-            bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
-            self._made[key] = bias.repeat(1, 1, repeat, 1)
-        return self._made[key]
 
 
 class _Rows(Cache):
@@ -117,12 +106,15 @@ class _Rows(Cache):
         self._at, self._first, self.end = lengths, 0, end
         self._reserve(end)
 
-    def keep(self, slots: Tensor) -> None:
-        """Only these slots, in this order."""
-        self._slots = len(slots)
+    def keep(self, slots: Tensor, used: int) -> None:
+        """Only these slots, in this order; no text is longer than `used`."""
+        same, self._slots = len(slots) == self._slots, len(slots)
         for buffers in self._buffers:
             for i, old in enumerate(buffers):
-                buffers[i] = old[slots]
+                if same:
+                    old[:, :, :used] = old[slots, :, :used]
+                else:
+                    buffers[i] = old[slots]
 
     def _reserve(self, room: int) -> None:
         if room <= self._capacity:

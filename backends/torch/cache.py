@@ -22,6 +22,8 @@ class View:
     committed tokens and all nodes scored so far, in node order.
     """
 
+    groups: tuple[()] = ()
+
     def __init__(self, length: int, tree: DraftTree, start: int, device: torch.device):
         self._length, self._tree, self._start, self._device = length, tree, start, device
         self.rows = len(tree) - start
@@ -82,6 +84,31 @@ class View:
     def _depths(self) -> Tensor:
         layout = self._tree.layout
         return torch.tensor(self._tree.depth, device=self._device) if layout is None else layout.depth
+
+
+class BatchView:
+    """Which keys the rows of a pass over several texts see: `positions` [B or 1, n], `keys` slots from 0 on.
+
+    groups: texts that follow each other, with a view of their own over no more keys than the longest of them has.
+    """
+
+    def __init__(self, positions: Tensor, keys: int, groups: Sequence[tuple[int, int, BatchView]] = ()):
+        self._positions, self.keys, self.groups = positions, keys, groups
+        self.rows = positions.shape[1]
+        self._made: dict[tuple[int | None, torch.dtype, int], Tensor] = {}
+
+    def bias(self, window: int | None, dtype: torch.dtype, repeat: int = 1) -> Tensor:
+        """[B or 1, 1, repeat * n, T] additive mask."""
+        key = (window, dtype, repeat)
+        if key not in self._made:
+            at = torch.arange(self.keys, device=self._positions.device)[None, None, None]
+            own = self._positions[:, None, :, None]
+            hidden = at > own
+            if window is not None:
+                hidden = hidden | (at <= own - window)
+            bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+            self._made[key] = bias.repeat(1, 1, repeat, 1)
+        return self._made[key]
 
 
 class TreeCache(Cache):

@@ -50,7 +50,7 @@ class TorchTarget(CachedTarget):
             self.points = self.taps.points
             self.prefill([])
 
-    @torch.inference_mode()
+    @torch.no_grad()  # and not inference mode: training reads these
     def embed(self, tokens: Tensor) -> Tensor:
         """See Target."""
         return self._embedding(tokens)

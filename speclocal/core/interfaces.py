@@ -6,7 +6,7 @@ B sequences, H / G query / key-value heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -160,6 +160,24 @@ class Batch(Protocol):
 
     def clear(self, slots: Sequence[int]) -> None:
         """These hold no text any more, so that they cost as little as they can."""
+
+
+class Gradients(Protocol):
+    """What training needs of an array library beside `Ops`."""
+
+    def array(self, values: Any) -> Array:
+        """A numpy array on the device, of the same type."""
+
+    def numpy(self, array: Array) -> Any:
+        """A device array as numpy."""
+
+    def of(
+        self, loss: Callable[[dict[str, Array]], tuple[Array, Any]], params: Mapping[str, Array]
+    ) -> tuple[Any, dict[str, Array]]:
+        """What `loss` gives beside its number, and the gradient of that number for each of `params`."""
+
+    def done(self, *arrays: Array) -> None:
+        """Have these computed: the next step builds on them."""
 
 
 class Head(Protocol):

@@ -13,7 +13,7 @@ from speclocal.core.interfaces import Array, Batch, Ops, Scores
 from speclocal.train.jobs import Job, Turns
 from speclocal.train.store import LARGEST, Store
 
-REFILL = 8
+REFILL = 12
 """Free slots are filled so many at a time: one pass over several prompts costs little more than one over one."""
 REPEATS, REPEATED = 3, 24
 """A text loops when its last REPEATED tokens or more are a piece written REPEATS times or more."""
@@ -86,11 +86,12 @@ class Writer:
         while waiting or any(self._texts):
             free = [slot for slot, text in enumerate(self._texts) if text is None]
             if waiting and (len(free) >= min(REFILL, len(self._texts)) or len(free) == len(self._texts)):
-                self._begin(free, waiting)
+                self._keep(sorted(range(len(self._texts)), key=self._length))
+                self._begin([slot for slot, text in enumerate(self._texts) if text is None], waiting)
                 waiting = list(self._take(jobs, enough, REFILL)) if not waiting else waiting
                 continue
             if not waiting and len(free) > len(self._texts) // 4:
-                self._shrink()
+                self._keep([slot for slot in range(len(self._texts)) if slot not in free])
             self._step()
             if not waiting:
                 waiting = list(self._take(jobs, enough, REFILL))
@@ -200,13 +201,17 @@ class Writer:
         self._texts[text.slot] = None
         self._batch.clear([text.slot])
 
-    def _shrink(self) -> None:
-        """Compute no more slots than there are texts."""
-        kept = [text for text in self._texts if text is not None]
-        self._batch.keep([text.slot for text in kept])
-        for slot, text in enumerate(kept):
-            text.slot = slot
-        self._texts = list(kept)
+    def _keep(self, slots: list[int]) -> None:
+        """Only these slots from now on, in this order: sorted by length they cost least, and no more than are used."""
+        self._batch.keep(slots)
+        self._texts = [self._texts[slot] for slot in slots]
+        for slot, text in enumerate(self._texts):
+            if text is not None:
+                text.slot = slot
+
+    def _length(self, slot: int) -> int:
+        text = self._texts[slot]
+        return 0 if text is None else len(text.ids)
 
 
 def loops(ids: Sequence[int]) -> bool:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from speclocal.backends.torch.cache import View
+from speclocal.backends.torch.cache import BatchView, View
 
 NAME = "speclocal_tree"
 FEW_ROWS = 32
@@ -26,7 +26,7 @@ def attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    tree: View | None = None,
+    tree: View | BatchView | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Registered as `speclocal_tree`. query [1, H, n, d]; key, value [1, G, T, d]; returns [1, n, H, d].
@@ -35,6 +35,23 @@ def attention(
     """
     if tree is None:
         raise RuntimeError(f"{type(module).__name__} does not hand keyword arguments to its attention function")
+    if tree.groups:
+        parts = [
+            attention(
+                module,
+                query[first:last],
+                key[first:last, :, : part.keys],
+                value[first:last, :, : part.keys],
+                None,
+                scaling,
+                sliding_window=sliding_window,
+                softcap=softcap,
+                s_aux=s_aux,
+                tree=part,
+            )[0]
+            for first, last, part in tree.groups
+        ]
+        return torch.cat(parts), None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     n, repeat = query.shape[2], query.shape[1] // key.shape[1]
     pack = n <= FEW_ROWS and softcap is None and s_aux is None

@@ -1,0 +1,1 @@
+"""How trained heads are written: the layouts that other engines load."""
