@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from spec_bench import SAMPLE, read_prompts, rounds_of, timed, tokens_of
 from transformers import AutoModelForCausalLM
 
 from speclocal.core.budget import Budget
@@ -31,10 +32,7 @@ from speclocal.core.interfaces import Limit
 from speclocal.core.sampling import Sampler, Sampling
 from speclocal.core.stop import Stop
 from speclocal.drafters import ngram, none, scripted
-from speclocal.engine import PATIENCE, Engine, Load, load
-
-PLAIN_SUBTASKS = {"translation", "summarization", "qa", "math_reasoning", "rag"}
-PROMPTS = Path(__file__).parent / "data" / "spec_bench_sample.jsonl"
+from speclocal.engine import Engine, Load, load
 
 
 class Bench:
@@ -63,18 +61,7 @@ class Bench:
 
     def rounds(self, ids: Sequence[int], drafter: Any, sampling: Sampling | None = None) -> list[Round]:
         """Our own rounds, from an empty cache."""
-        target = self.engine.target
-        target.prefill([])
-        sampler = Sampler(target.ops, sampling or Sampling(), target.vocab, ids, end_ids=self.ends)
-        budget = Budget(drafter.limit, misses=PATIENCE)
-        return list(decode(target, drafter, sampler, ids, Stop(self.tokens, self.ends), budget))
-
-
-def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds and result."""
-    began = time.perf_counter()
-    out = call()
-    return time.perf_counter() - began, out
+        return rounds_of(self.engine, drafter, ids, self.tokens, sampling)
 
 
 def compare(bench: Bench, prompts: dict[str, list[str]]) -> dict[str, Any]:
@@ -100,7 +87,7 @@ def compare(bench: Bench, prompts: dict[str, list[str]]) -> dict[str, Any]:
                 if isinstance(out[0], Round):
                     decoding[subtask][name] += sum(r.seconds.decode for r in out)
                     rounds[subtask] += len(out) if name == "ngram" else 0
-                    out = [t for r in out for t in r.tokens]
+                    out = tokens_of(out)
                 answers[name] = out
             emitted[subtask] += len(answers["plain"])
             unequal += [(subtask, number, n) for n in contestants if answers[n] != answers["plain"]]
@@ -168,20 +155,10 @@ def memory(bench: Bench) -> dict[str, float]:
     return {"cache": target.cache.nbytes / 2**20, "rise_of_peak": (after - before) / 2**10}
 
 
-def read_prompts(path: Path, per_subtask: int) -> dict[str, list[str]]:
-    """The first turn of the questions, by subtask, spread evenly over the file."""
-    out: dict[str, list[str]] = defaultdict(list)
-    for line in path.read_text(encoding="utf-8").splitlines():
-        question = json.loads(line)
-        category = question.get("subtask") or question["category"]
-        out[category if category in PLAIN_SUBTASKS else "multi_turn"].append(question["turns"][0])
-    return {name: texts[:: max(1, len(texts) // per_subtask)][:per_subtask] for name, texts in out.items()}
-
-
 def main() -> None:
     """Print the tables; write them as JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--questions", type=Path, default=PROMPTS, help="Spec-Bench questions (JSON lines)")
+    parser.add_argument("--questions", type=Path, default=SAMPLE, help="Spec-Bench questions (JSON lines)")
     parser.add_argument("--per-subtask", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=96, help="new tokens per prompt")
     parser.add_argument("--target", default="smollm2-135m")

@@ -13,12 +13,12 @@ from typing import Any
 
 from speclocal import catalogue, hub
 from speclocal.checks import read_json
-from speclocal.choice import AUTO, Choice, asked, choose, choose_best
+from speclocal.choice import AUTO, Choice, asked, choose, choose_best, parted, usual
 from speclocal.convert import head_folder, model_folder
 from speclocal.core.head_spec import MedusaSpec
 from speclocal.core.interfaces import Drafter, Target
 from speclocal.core.verify import EXACT, RULES
-from speclocal.drafters import HEADS, find, read_settings
+from speclocal.drafters import HEADS, combined, find, read_settings
 from speclocal.engine import Engine, Header, Load
 from speclocal.errors import ModelError, UsageError
 from speclocal.heads import CHANGED, HeadFiles, load, precision_note, taps_of
@@ -71,13 +71,16 @@ class Shop:
 
     def choose(self, settings: Load, target: Local | None = None) -> Choice:
         """The drafter that settings name. target: its files, if they are known."""
-        name, source = asked(settings)
+        if not (settings.drafter or settings.draft_model):
+            settings = replace(settings, drafter=usual(settings, self.known, self.backend_name))
+        drafter, lookup = parted(settings.drafter)
+        name, source = asked(replace(settings, drafter=drafter))
         if name == AUTO:
             local = target or self.target()
             rest = (self.backend_name, self.policy, self.progress, self.note)
             return choose_best(settings.target, local, self.known, *rest)
         find(name)  # an unknown method is told before anything is fetched
-        return choose(name, source, settings.target, self.known, self.backend_name)
+        return replace(choose(name, source, settings.target, self.known, self.backend_name), lookup=lookup)
 
     def model(self, local: Local) -> Path:
         """A model's folder that the backend can read."""
@@ -170,12 +173,17 @@ class _DrafterMaker:
 
         weights: its files, if they are here and their need of memory was checked together with the target's.
         """
-        choices = read_settings(find(choice.method).Settings, choice.method, {**choice.settings, **options})
+        kind, lookup = find(choice.method).Settings, None
+        if choice.lookup:
+            options, lookup = combined.split(kind, choice.lookup, options)
+        choices = read_settings(kind, choice.method, {**choice.settings, **options})
         if not self._target.trees:
             choices = self._as_chain(choice.method, choices)
         verify = self._settings.verify
         if choice.method in HEADS:
             made = self._head(choice, choices, verify, weights)
+            if choice.lookup:
+                made = replace(made, drafter=self._combined(made.drafter, choice.lookup, lookup))
         elif choice.method == "draft_model":
             made = Made(self._draft_model(choice, choices, verify, weights), verify)
         else:
@@ -199,6 +207,11 @@ class _DrafterMaker:
         self._note(f"the {method} drafter drafts chains: this target cannot check trees exactly")
         return replace(choices, topk=1)
 
+    def _combined(self, head: Drafter, method: str, choices: Any) -> Drafter:
+        if not self._target.trees:
+            choices = self._as_chain(method, choices)
+        return combined.Drafter(head, method, choices)
+
     def _draft_model(self, choice: Choice, choices: Any, verify: str, weights: Local | None) -> Drafter:
         _refuse_block(verify, choices)
         shop, own = self._shop, replace(self._settings, context=None, kv_bits=None, wired_limit=None)
@@ -210,7 +223,7 @@ class _DrafterMaker:
         return find(choice.method).Drafter(choices, model, self._note)
 
     def _head(self, choice: Choice, choices: Any, verify: str, weights: Local | None) -> Made:
-        _refuse_block(verify, choices)
+        _refuse_block(verify, choices, choice.lookup)
         shop, target = self._shop, self._target
         local = weights or (shop.fetch(choice) if choice.sources else self._local)
         folder = shop.head(local)
@@ -255,8 +268,14 @@ class _DrafterMaker:
             self._note(f"vocab {self._target.vocab}/{model.vocab}, shared {shared}: padding ids are never proposed")
 
 
-def _refuse_block(verify: str, choices: Any) -> None:
+def _refuse_block(verify: str, choices: Any, lookup: str | None = None) -> None:
     """Block verification is for chains that are drawn."""
+    if verify == "block" and lookup:
+        raise UsageError(
+            "block verification checks drawn drafts, a lookup draws none",
+            got=f"+{lookup}",
+            do=f"leave +{lookup} out, or type --verify rejection",
+        )
     if verify == "block" and (choices.topk > 1 or getattr(choices, "tree", "")):
         got = f"topk={choices.topk}" if choices.topk > 1 else f"tree={choices.tree}"
         raise UsageError("block verification checks chains", got=got, expected="topk=1 and no tree")

@@ -108,6 +108,11 @@ class Catalogue:
             do="see `speclocal models`; or give a hub id (org/name), a folder or a GGUF file",
         )
 
+    def base(self, target: str) -> str:
+        """The publisher's repository of a target (alias, hub id); what was typed if the catalogue does not know it."""
+        model = self.find(target)
+        return model.base if model else target
+
     def pairings_of(self, target: str) -> tuple[Pairing, ...]:
         """Every published drafter of a target (alias, hub id)."""
         names = self._names(target)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from speclocal import hub
 from speclocal.catalogue import Catalogue
 from speclocal.checks import head_files, stored_tensors
 from speclocal.core.medusa_layout import is_medusa
-from speclocal.drafters import HEADS
+from speclocal.drafters import HEADS, LOOKUPS, find
 from speclocal.errors import DownloadError, ModelError, SpeclocalError, UsageError
-from speclocal.sources import Local, Policy, Progress, Source
+from speclocal.sources import Bundled, Local, Policy, Progress, Source
 
 if TYPE_CHECKING:
     from speclocal.engine import Load
 
 Notify = Callable[[str], None]
 AUTO = "auto"
+BUNDLED_METHOD = "eagle3"
+"""What comes with speclocal is of this kind."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,47 @@ class Choice:
 
     sources:  where its weights are, in order of preference; () if it has none, or they lie in the target's folder.
     settings: it was published with; below what the user sets.
+    lookup:   the method that drafts beside this one where it can, None for none.
     """
 
     method: str
     sources: tuple[Source, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    lookup: str | None = None
+
+
+def parted(drafter: str | None) -> tuple[str | None, str | None]:
+    """What a user named without its lookup, and the lookup: `eagle3:source+ngram` → `eagle3:source` and `ngram`.
+
+    The second is None where none is named. UsageError for anything else that is added up.
+    """
+    text = drafter or ""
+    if "+" not in text:
+        return drafter, None
+    rest, _, lookup = text.rpartition("+")
+    if lookup in LOOKUPS and rest.partition(":")[0].replace("-", "_") in HEADS:
+        return rest, lookup
+    if lookup not in LOOKUPS and "+" not in text.partition(":")[0]:
+        return drafter, None  # a source may have a plus in its name
+    lookups = " or ".join(f"+{name}" for name in LOOKUPS)
+    raise UsageError(
+        "no such combination of drafters",
+        got=text,
+        expected=f"a head ({', '.join(HEADS)}), its weights if they are to be named, and {lookups}",
+        do="for example --drafter eagle3:org/name+ngram",
+    )
+
+
+def usual(settings: Load, known: Catalogue, backend: str) -> str:
+    """The drafter where none is named: the head that comes with speclocal for this target, else `ngram`.
+
+    Settings and rules that only n-gram lookup has mean that one.
+    """
+    for pairing, sources in known.published(settings.target, BUNDLED_METHOD, backend):
+        own = {field.name for field in fields(find(pairing.method).Settings)}
+        if all(isinstance(source, Bundled) for source in sources) and set(settings.options) <= own:
+            return "ngram" if settings.verify == "block" else pairing.method
+    return "ngram"
 
 
 def asked(settings: Load) -> tuple[str, str | None]:

@@ -34,7 +34,8 @@ class Load:
     target:        alias, hub id (`org/name@revision`), local folder, or GGUF file.
     drafter:       `none`, `ngram`, `draft_model`, `scripted`; `eagle3`, `p_eagle`, `eagle`, `medusa`, with a head that
                    the catalogue knows; `method:source` names weights too; `auto`: the best there is for the target.
-                   None: `draft_model` if one is named, else `ngram`.
+                   `+ngram` behind a head: lookup where it is sure. None: `draft_model` if one is named, else the
+                   head that comes with speclocal for this target, else `ngram`.
     draft_model:   source of the draft model for `draft_model`, like `target`.
     options:       settings of the drafter by name (`-o depth=6`), checked against its own `Settings`.
     verify:        `coupled`, `rejection` or `block`; or `typical`, which is not lossless.

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from speclocal.checks import head_files, read_json, stored_tensors
+from speclocal.core.fixed_tree import FixedTree
 from speclocal.core.heads import FEATURE, EagleSpec, MedusaSpec, Overrides, Spec, identify
 from speclocal.core.interfaces import Drafter, Target
 from speclocal.core.medusa_layout import is_medusa
@@ -18,6 +19,8 @@ from speclocal.loading import dtype_of, quantised
 
 Config = Mapping[str, Any]
 LABELS = {"eagle": "an EAGLE-1/2", "eagle3": "an EAGLE-3", "p_eagle": "a P-EAGLE", "medusa": "a Medusa"}
+CHOICES = "medusa_choices"
+"""Key of the calibrated tree in config.json, as Medusa's own programs call such a list."""
 CHANGED = "exact for this fine-tuned model, not lossless with respect to the original model"
 """What drafting with heads that changed their target means for the text."""
 
@@ -99,8 +102,22 @@ def load(
     module = backend.load_head(head.folder, spec, names, target)
     make = find(method).Drafter
     if isinstance(spec, MedusaSpec):
-        return make(choices, module, spec.heads, note), spec
+        return make(choices, module, spec.heads, note, calibrated(head.config)), spec
     return (make(choices, module) if method == "p_eagle" else make(choices, module, method)), spec
+
+
+def calibrated(config: Config) -> tuple[tuple[int, ...], ...]:
+    """The tree that Medusa heads were calibrated with: paths of ranks, the most useful first; () for none.
+
+    Raises ModelError for something else under that key.
+    """
+    try:
+        paths = tuple(tuple(path) for path in config.get(CHOICES) or ())
+        for end in range(1, len(paths) + 1):  # any beginning of the list must be a tree
+            FixedTree.of(paths[:end])
+    except (TypeError, UsageError) as error:
+        raise ModelError(f"{CHOICES} in the head's config.json is no tree: {error}") from error
+    return paths
 
 
 def precision_note(head: Config, target: Config, dtype: str, gguf: bool) -> str | None:

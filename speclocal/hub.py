@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 from speclocal import wheel
 from speclocal.checks import PICKLES, check_path, choose, damaged, describe, gguf_problem, read_json, size_problem
 from speclocal.disk import Item, need_room, own_items
-from speclocal.errors import DownloadError, SpeclocalError, UsageError
-from speclocal.sources import Local, Policy, Progress, Repo, Silent, Source, Wheel, cache_folder
+from speclocal.errors import DownloadError, ModelError, SpeclocalError, UsageError
+from speclocal.sources import Bundled, Local, Policy, Progress, Repo, Silent, Source, Wheel, cache_folder
 
 HUB_SECONDS = 5.0
 """How long the hub may take to answer before it counts as out of reach."""
@@ -77,6 +77,10 @@ def look(source: Source, policy: Policy = DEFAULT) -> Local:
     """The complete copy of `source` on this machine, without a network call. Raises DownloadError or ModelError."""
     if isinstance(source, Repo):
         return _look_repo(source, policy)
+    if isinstance(source, Bundled):
+        if not source.path.is_dir():
+            raise ModelError("no such drafter comes with speclocal", got=str(source), do="see `speclocal models`")
+        return Local(source.path, None, str(source))
     if isinstance(source, Path):
         check_path(source, policy.allow_pickle)
         return Local(source, None, str(source))

@@ -6,11 +6,13 @@ import os
 import re
 import sys
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Protocol
 
 from speclocal.errors import UsageError
 
+BUNDLED = "bundled:"
 _REPO = re.compile(r"(?P<id>\w[\w.-]*/[\w.-]+)(@(?P<revision>[^:@\s]+))?(:(?P<file>(?!.*\.\.)[^:@\s]+\.gguf))?")
 
 
@@ -44,7 +46,22 @@ class Wheel:
         return f"pypi:{self.requirement}"
 
 
-Source = Repo | Wheel | Path
+@dataclass(frozen=True)
+class Bundled:
+    """A drafter that comes with speclocal, a folder of `models/`."""
+
+    name: str
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        return Path(str(files("speclocal.models"))) / self.name
+
+    def __str__(self) -> str:
+        return f"{BUNDLED}{self.name}"
+
+
+Source = Repo | Wheel | Path | Bundled
 
 
 @dataclass(frozen=True)
@@ -107,6 +124,8 @@ class Silent:
 
 def parse(text: str) -> Source | None:
     """The source that `text` spells, or None if it can only be an alias. What exists on disk wins over a hub id."""
+    if text.startswith(BUNDLED):
+        return Bundled(text.removeprefix(BUNDLED))
     pathlike = "/" in text or "\\" in text or text.endswith(".gguf")
     path = Path(text).expanduser()
     if pathlike and path.exists():

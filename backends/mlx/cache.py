@@ -241,7 +241,7 @@ class TreeCache:
         texts: int = 1,
         layer: Callable[[TreeCache, int | None], LayerCache] = LayerCache,
     ):
-        self._layer = layer
+        self.layer = layer
         self.windows = tuple(windows)
         self.lengths = [0] * texts
         self.capacity = 0
@@ -250,7 +250,7 @@ class TreeCache:
 
     def twin(self) -> TreeCache:
         """A cache of the same kind that holds nothing."""
-        return TreeCache(self.windows, len(self.lengths), self._layer)
+        return TreeCache(self.windows, len(self.lengths), self.layer)
 
     @property
     def length(self) -> int:

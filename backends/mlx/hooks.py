@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -91,6 +92,39 @@ def _with_own_mask(inner: Call) -> Call:
     return call
 
 
+def masks_per_text(model: nn.Module) -> None:
+    """Attention that lays out its query heads as [B, G, H / G, n, T] (gemma2) accepts masks [B, 1, n, T]."""
+    for module in model.modules():
+        if hasattr(module, "attn_logit_softcapping") and getattr(module, "repeats", 1) > 1:
+            reclass(module, _with_wide_mask)
+
+
+def _with_wide_mask(inner: Call) -> Call:
+    def call(self: nn.Module, x: mx.array, mask: Any = None, *args: Any, **kwargs: Any) -> mx.array:
+        wide = isinstance(mask, mx.array) and mask.ndim == 4
+        return inner(self, x, mask[:, :, None] if wide else mask, *args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def only_rows(norm: nn.Module, rows: mx.array) -> Iterator[None]:
+    """Inside, the output layer sees one row of each text [B]: what follows the final norm is not done for the rest."""
+    kind = type(norm)
+
+    def make(inner: Call) -> Call:
+        def call(module: nn.Module, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+            return inner(module, x, *args, **kwargs)[mx.arange(len(rows)), rows][:, None]
+
+        return call
+
+    reclass(norm, make)
+    try:
+        yield
+    finally:
+        norm.__class__ = kind
+
+
 class Anatomy:
     """The parts of a model that a head reads: decoder layers, final norm, embedding, output layer."""
 
@@ -124,7 +158,7 @@ class Taps:
         def make(inner: Call) -> Call:
             def call(module: nn.Module, x: mx.array, *args: Any, **kwargs: Any) -> Any:
                 out = inner(module, x, *args, **kwargs)
-                self._held[point] = x[0] if point == 0 else (out[0] if isinstance(out, tuple) else out)[0]
+                self._held[point] = x if point == 0 else out[0] if isinstance(out, tuple) else out
                 return out
 
             return call
@@ -140,5 +174,9 @@ class Taps:
         self._held.clear()
 
     def take(self) -> mx.array | None:
-        """[n, E, D], or None without taps."""
-        return mx.stack([self._held[i] for i in self.points], 1) if self.points else None
+        """[n, E, D] of the first text, or None without taps."""
+        return mx.stack([self._held[i][0] for i in self.points], 1) if self.points else None
+
+    def take_batch(self) -> mx.array | None:
+        """[B, n, E, D], or None without taps."""
+        return mx.stack([self._held[i] for i in self.points], 2) if self.points else None

@@ -139,6 +139,7 @@ def wrap(
     reach = windows_of(model, config)
     name = f"{type(model).__module__.rpartition('.')[2]}.{type(model).__name__}"
     hooks.positions_per_node(model)
+    hooks.masks_per_text(model)
     cache = quantised_cache(model, reach, kv_bits) if kv_bits else TreeCache(reach)
     target = MlxTarget(model, cache, context_of(config, context, notify), taps)
     probe(target, name, tolerance(target.dtype, kv_bits), notify, (ValueError, TypeError, IndexError, RuntimeError))

@@ -40,44 +40,44 @@ class MlxTarget(CachedTarget):
         self._thread = get_ident()
         self._since_clear = 0
         self._logits: mx.array | None = None
-        self._anatomy = Anatomy(model)
+        self.anatomy = Anatomy(model)
         self._scale: mx.array | float = 1.0
-        self._taps = Taps(self._anatomy, (0,) if self._anatomy.embedding is not None else ())
+        self.taps = Taps(self.anatomy, (0,) if self.anatomy.embedding is not None else ())
         self.facts = TargetFacts(0, 0, 0)
         self.vocab, self.dtype = self._look()
-        self._taps.remove()
-        self._taps = Taps(self._anatomy, taps)
-        self.points = self._taps.points
+        self.taps.remove()
+        self.taps = Taps(self.anatomy, taps)
+        self.points = self.taps.points
 
     def _look(self) -> tuple[int, str]:
         """Width and number type of the logits, from a pass of which only the embedding is computed."""
         self.cache.open([self._tree])
         logits = self.model(mx.array([[1]]), cache=self.cache.layers)
         self.cache.clear()
-        if (scaled := self._taps.take()) is not None:
+        if (scaled := self.taps.take()) is not None:
             # Some classes scale what they look up.
-            plain = self._anatomy.embedding(mx.array([1]))
+            plain = self.anatomy.embedding(mx.array([1]))
             self._scale = (scaled[:, 0] * plain).sum() / mx.maximum((plain * plain).sum(), 1e-20)
-            rows, hidden = self._anatomy.embedding.weight.shape[0], scaled.shape[-1]
-            self.facts = TargetFacts(len(self._anatomy.layers), hidden, rows, self.context)
+            rows, hidden = self.anatomy.embedding.weight.shape[0], scaled.shape[-1]
+            self.facts = TargetFacts(len(self.anatomy.layers), hidden, rows, self.context)
         return logits.shape[-1], str(logits.dtype).removeprefix("mlx.core.")
 
     def tap(self, points: Sequence[int]) -> None:
         """See Target."""
-        if tuple(points) != self._taps.points:
-            self._taps.remove()
-            self._taps = Taps(self._anatomy, points)
-            self.points = self._taps.points
+        if tuple(points) != self.taps.points:
+            self.taps.remove()
+            self.taps = Taps(self.anatomy, points)
+            self.points = self.taps.points
             self.prefill([])
 
     def embed(self, tokens: mx.array) -> mx.array:
         """See Target."""
-        found = self._anatomy.embedding(tokens)
+        found = self.anatomy.embedding(tokens)
         return (found * self._scale).astype(found.dtype)
 
     def unembed(self, hidden: mx.array) -> mx.array:
         """See Target."""
-        return self._anatomy.unembed(hidden)
+        return self.anatomy.unembed(hidden)
 
     def run(self, tree: DraftTree, start: int) -> Scores:
         """The pass is only described; reading a value, or `Ops.submit`, starts it."""
@@ -88,10 +88,10 @@ class MlxTarget(CachedTarget):
             # Two passes in one graph would copy the buffers: the first one is still to be read when the next writes.
             mx.async_eval(self._logits)
         self.cache.open([tree], start)
-        self._taps.clear()
+        self.taps.clear()
         out = self.model(tokens[None, start:], cache=self.cache.layers)
         self._logits = out[0].astype(mx.float32)
-        return Scores(self._logits, self._taps.take())
+        return Scores(self._logits, self.taps.take())
 
     def read_prompt(self, tree: DraftTree) -> mx.array | None:
         taps = self.run(tree, 0).taps

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from speclocal.errors import UsageError
+
+if TYPE_CHECKING:
+    from speclocal.core.interfaces import Batch, Gradients
 
 READS_PICKLES = True
 
@@ -27,6 +30,13 @@ def load_head(folder: Path, spec: Any, names: Mapping[str, str], target: Any) ->
     from speclocal.backends.torch.heads import load
 
     return load(folder, spec, names, target)
+
+
+def load_training(target: Any) -> tuple[Gradients, Callable[[int], Batch]]:
+    """What training needs beside a target: gradients, and batches of so many slots on the target's model."""
+    from speclocal.backends.torch import train
+
+    return train.Gradients(target), lambda slots: train.Batch(target, slots)
 
 
 def on_cpu(device: str) -> bool:

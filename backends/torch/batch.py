@@ -13,7 +13,6 @@ from speclocal.backends.torch.cache import BLOCK, BatchView
 from speclocal.backends.torch.target import TorchTarget
 from speclocal.core.interfaces import Scores
 
-
 GROUP = 12
 """Texts whose attention is one product over as many keys as the longest of them has: slots should be sorted."""
 PAD = 8
@@ -34,7 +33,7 @@ class Batch:
     @torch.inference_mode()
     def read(self, slots: Sequence[int], prompts: Sequence[Sequence[int]]) -> Scores:
         """See Batch."""
-        target, device = self._target, self._target.device
+        device = self._target.device
         sizes = torch.tensor([len(prompt) for prompt in prompts], device=device)
         width = -(-max(map(len, prompts)) // PAD) * PAD
         ids = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device)
@@ -79,8 +78,12 @@ class Batch:
             logits = model(input_ids=ids, **common).logits[:, 0]
         else:
             # Only the rows of last tokens are wanted of the logits, and they stand in different places.
-            hidden = model.get_decoder()(input_ids=ids, **common).last_hidden_state
-            logits = target.unembed(hidden[torch.arange(len(ids), device=ids.device), last])
+            rows = torch.arange(len(ids), device=ids.device)
+            hook = target.unembed.register_forward_pre_hook(lambda module, args: (args[0][rows, last][:, None],))
+            try:
+                logits = model(input_ids=ids, **common).logits[:, 0]
+            finally:
+                hook.remove()
         return Scores(logits.float(), taps.take_batch())
 
 

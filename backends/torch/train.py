@@ -19,15 +19,24 @@ class Gradients:
     """Implements `core.interfaces.Gradients` on the device of a target."""
 
     def __init__(self, target: TorchTarget):
-        self._device = target.device
+        self._target, self._device = target, target.device
 
     def array(self, values: np.ndarray) -> Tensor:
-        """See Gradients."""
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
+        """See Gradients. A copy in torch's own memory: sums depend in their last digits on where arrays begin."""
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device, copy=True)
 
     def numpy(self, array: Tensor) -> np.ndarray:
+        """See Gradients. numpy has no bfloat16: it comes as float32."""
+        array = array.detach().cpu()
+        return (array.float() if array.dtype == torch.bfloat16 else array).numpy()
+
+    def embed(self, tokens: Tensor) -> Tensor:
         """See Gradients."""
-        return array.detach().cpu().numpy()
+        return self._target.embed(tokens).float()
+
+    def unembed(self, hidden: Tensor) -> Tensor:
+        """See Gradients."""
+        return self._target.unembed(hidden.to(self._target.dtype)).float()
 
     def of(
         self, loss: Callable[[dict[str, Tensor]], tuple[Tensor, Any]], params: Mapping[str, Tensor]

@@ -10,6 +10,7 @@ from speclocal.cli.command import Group, debug_option
 COMMANDS = {
     "generate": "speclocal.cli.generate:generate",
     "chat": "speclocal.cli.chat:chat",
+    "train": "speclocal.cli.train:train",
     "models": "speclocal.cli.models:models",
     "doctor": "speclocal.cli.doctor:doctor",
     "completion": "speclocal.cli.completion:completion",

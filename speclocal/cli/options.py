@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,7 @@ _whole = click.IntRange(min=0)
 _choice = click.Choice
 
 
-model_options = _all(
+target_options = _all(
     _model(
         "--target",
         default="smollm2-135m",
@@ -118,12 +119,16 @@ model_options = _all(
     _flag(_model, "--offline", help="No network at all; only what is on disk."),
     _flag(_model, "--allow-pickle", help="Accept weights in pickle files (tensors only)."),
     _flag(_model, "--trust-remote-code", help="Run Python code that comes with the model."),
+)
+
+drafting_options = _all(
     _drafting(
         "--drafter",
-        show_default="ngram, or draft_model with --draft-model",
+        show_default="draft_model with --draft-model; the head that comes with speclocal for the target; else ngram",
         metavar="NAME[:SOURCE]",
         help="none, ngram, draft_model; eagle3, p-eagle, eagle, medusa: heads made for one target; auto: the best of "
-        "these. SOURCE (hub id, folder, alias) is where the weights are, if not where the catalogue knows.",
+        "these; eagle3+ngram: lookup where it is sure, else the head. SOURCE (hub id, folder, alias) is where the "
+        "weights are, if not where the catalogue knows.",
     ),
     _drafting("--draft-model", metavar="MODEL", help="Smaller model of the same tokenizer, for draft_model."),
     _drafting("-o", "--option", "options", type=Pair(), multiple=True, help="A setting of the drafter by name."),
@@ -147,6 +152,8 @@ model_options = _all(
         help="Rule that checks drafts; all but typical, which is not lossless, keep the model's own law.",
     ),
 )
+
+model_options = _all(target_options, drafting_options)
 
 sampling_options = _all(
     _field("temperature", "--temp", help="0 always takes the likeliest token."),
@@ -208,18 +215,26 @@ def was_typed(context: click.Context, name: str) -> bool:
 
 def read_load(context: click.Context, params: Mapping[str, Any]) -> Load:
     """What to load, from the model options."""
-    from speclocal.engine import Load
-
     plain = params["num_draft_tokens"] == 0
-    return Load(
+    return replace(
+        read_target(params),
         drafter="none" if plain else _drafter(context, params),
         options={} if plain else _drafter_options(context, params),
-        **{name: params[name] for name in ("target", "verify", "backend", "dtype", "device", "context")},
+        verify=params["verify"],
+    )
+
+
+def read_target(params: Mapping[str, Any]) -> Load:
+    """The target to load, from the target options."""
+    from speclocal.engine import Load
+
+    return Load(
+        **{name: params[name] for name in ("target", "backend", "dtype", "device", "context")},
         **{name: params[name] for name in ("kv_bits", "wired_limit", "offline", "allow_pickle", "trust_remote_code")},
     )
 
 
-def _drafter(context: click.Context, params: Mapping[str, Any]) -> str:
+def _drafter(context: click.Context, params: Mapping[str, Any]) -> str | None:
     """`method` or `method:source`; `--draft-model` is a source for the draft_model method."""
     drafter, model = params["drafter"], params["draft_model"]
     names = [name for name in ("drafter", "draft_model") if params[name]]
@@ -231,7 +246,7 @@ def _drafter(context: click.Context, params: Mapping[str, Any]) -> str:
             )
         if typed == ["drafter"]:
             return str(drafter)
-    return f"draft_model:{model}" if model else drafter or "ngram"
+    return f"draft_model:{model}" if model else drafter
 
 
 def _drafter_options(context: click.Context, params: Mapping[str, Any]) -> dict[str, str]:

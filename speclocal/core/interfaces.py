@@ -171,6 +171,12 @@ class Gradients(Protocol):
     def numpy(self, array: Array) -> Any:
         """A device array as numpy."""
 
+    def embed(self, tokens: Array) -> Array:
+        """`Target.embed`, in float32 whatever the target computes in."""
+
+    def unembed(self, hidden: Array) -> Array:
+        """`Target.unembed`, from and to float32."""
+
     def of(
         self, loss: Callable[[dict[str, Array]], tuple[Array, Any]], params: Mapping[str, Array]
     ) -> tuple[Any, dict[str, Array]]:

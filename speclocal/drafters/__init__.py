@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from importlib import import_module
@@ -16,6 +17,8 @@ HEADS = ("eagle3", "p_eagle", "eagle", "medusa")
 """Methods whose weights were trained for one target: from the one that usually accepts most."""
 SHARED = {"eagle3": "eagle"}
 """Methods that are another one's module."""
+LOOKUPS = ("ngram",)
+"""Methods that may draft beside a head: `eagle3+ngram`."""
 MOST_NODES = 128
 """Most tokens a round may draft, for every method."""
 
@@ -32,6 +35,9 @@ def find(method: str) -> ModuleType:
             do=f"did you mean {' or '.join(near)}?" if near else None,
         )
     return import_module(f"speclocal.drafters.{SHARED.get(name, name)}")
+
+
+EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
 def read_settings(kind: type, method: str, options: Mapping[str, Any]) -> Any:
@@ -57,10 +63,16 @@ def _read(name: str, value: Any, type_name: str) -> Any:
             return int(text)
         if type_name == "float":
             return float(text)
+        if type_name == "bool":
+            return {"true": True, "yes": True, "false": False, "no": False}[text.lower()]
+        if type_name.startswith("Literal"):
+            return {word: word for word in re.findall(r"[\w]+", type_name.removeprefix("Literal"))}[text]
         if type_name.startswith("tuple"):
             return tuple(int(part) for part in text.split(",") if part)
-    except ValueError as error:
-        expected = {"int": "a whole number", "float": "a number"}.get(type_name, "whole numbers separated by commas")
+    except (ValueError, KeyError) as error:
+        expected = EXPECTED.get(type_name, "whole numbers separated by commas")
+        if type_name.startswith("Literal"):
+            expected = "one of " + ", ".join(re.findall(r"\w+", type_name.removeprefix("Literal")))
         raise UsageError(f"impossible {name}", got=repr(value), expected=expected) from error
     return text
 

@@ -17,13 +17,16 @@ from speclocal.core.sampling import Sampler
 from speclocal.core.tree import DraftTree
 from speclocal.drafters import MOST_NODES, check_tree
 
+LIKELIEST = "likeliest"
+
 
 @dataclass(frozen=True)
 class Settings:
     """depth: most heads used.  topk: alternatives a position; 1 drafts a chain.  nodes: most drafted tokens a round.
 
-    tree: empty for the likeliest combinations; `medusa` for the fixed tree of 63 nodes; or a JSON file with paths of
-    ranks.
+    tree: empty for the tree the heads were calibrated with, as far as depth, topk and nodes allow, or the likeliest
+    combinations if they come with none; `likeliest` for these; `medusa` for the fixed tree of 63 nodes; or a JSON file
+    with paths of ranks.
     """
 
     depth: int = 5
@@ -34,21 +37,31 @@ class Settings:
     def __post_init__(self) -> None:
         check_tree(self.depth, self.nodes, self.topk)
 
-    def fixed(self) -> FixedTree | None:
-        """The tree that is asked for by name or file."""
+    def fixed(self, calibrated: Sequence[Sequence[int]] = ()) -> FixedTree | None:
+        """The tree that is asked for by name or file, or the most useful part of the calibrated one."""
+        if self.tree == LIKELIEST or (not self.tree and self.topk == 1):
+            return None
+        if not self.tree:
+            paths = [path for path in calibrated if len(path) <= self.depth and max(path) < self.topk]
+            return FixedTree.of(paths[: self.nodes]) if paths else None
         return FixedTree.asked(self.tree, "medusa", MEDUSA, lambda path: Path(path).read_text(encoding="utf-8"))
 
 
 class Drafter:
-    """Drafts with the heads of `head`."""
+    """Drafts with the heads of `head`. calibrated: paths of ranks that its maker measured, the most useful first."""
 
     name = "medusa"
 
     def __init__(
-        self, settings: Settings, head: ParallelHead, heads: int, notify: Callable[[str], None] = lambda text: None
+        self,
+        settings: Settings,
+        head: ParallelHead,
+        heads: int,
+        notify: Callable[[str], None] = lambda text: None,
+        calibrated: Sequence[Sequence[int]] = (),
     ):
         self.settings, self._head = settings, head
-        self._fixed = settings.fixed()
+        self._fixed = settings.fixed(calibrated)
         if self._fixed is not None and self._fixed.depth > heads:
             notify(f"the tree is {self._fixed.depth} deep, there are {heads} Medusa heads: it is cut to that depth")
             self._fixed = self._fixed.cut(heads, MOST_NODES)

@@ -61,7 +61,10 @@ class _Candidate:
 
 
 class Drafter:
-    """Looks up suffixes of prompt and answer."""
+    """Looks up suffixes of prompt and answer.
+
+    expected: how many tokens of the last draft are estimated to be kept.
+    """
 
     name = "ngram"
 
@@ -74,6 +77,8 @@ class Drafter:
         self._hits = [prior + 0.05 * PRIOR[1] * min(b, 8) for b in range(BINS + 1)]
         self._tries = [PRIOR[1]] * (BINS + 1)
         self._match: list[int] = []
+        self._tree = DraftTree.chain(0)
+        self.expected = 0.0
 
     def begin(self, tokens: Sequence[int], scores: Scores, sampler: Sampler) -> None:
         if list(tokens[: len(self._tokens)]) != self._tokens:
@@ -87,9 +92,14 @@ class Drafter:
 
     def draft(self, limit: Limit) -> DraftTree:
         tree = TreeBuilder(self._tokens[-1])
-        self._match = [0]
-        if limit.depth <= 0 or limit.nodes <= 0:
-            return tree.build()
+        self._match, self.expected = [0], 0.0
+        if limit.depth > 0 and limit.nodes > 0:
+            self._grow(tree, limit)
+        self._tree = tree.build()
+        return self._tree
+
+    def _grow(self, tree: TreeBuilder, limit: Limit) -> None:
+        """Add the likeliest continuations, best first."""
         order = count()  # of two equals the one found first wins
         heap = [(-probability, next(order), candidate) for probability, candidate in self._first()]
         heapq.heapify(heap)
@@ -99,12 +109,12 @@ class Drafter:
                 break
             node = tree.child(best.parent, best.token)
             self._match.append(best.match)
+            self.expected -= negative
             if best.depth < limit.depth:
                 for share, token, state in self._onward(best.state):
                     p = -negative * share * self._rate(best.match)
                     onward = _Candidate(node, token, state, best.match + 1, best.depth + 1)
                     heapq.heappush(heap, (-p, next(order), onward))
-        return tree.build()
 
     def _first(self) -> list[tuple[float, _Candidate]]:
         """Continuations of the text itself: by the longest suffix, and with what is left over by shorter ones."""
@@ -147,9 +157,16 @@ class Drafter:
         return self._hits[b] / self._tries[b]
 
     def commit(self, tree: DraftTree, taken: Acceptance, scores: Scores) -> None:
-        for node, right in zip((0, *taken.path), (*taken.path, None), strict=True):
-            if tree.children[node]:
-                b = min(self._match[node], BINS)
-                self._tries[b] = 0.97 * self._tries[b] + 1
-                self._hits[b] = 0.97 * self._hits[b] + (right is not None)
-        self._extend(taken.tokens(tree))
+        """Learn from what followed how good the last draft was, also where another one was checked in its place."""
+        tokens, node = taken.tokens(tree), 0
+        for token in tokens:
+            children = self._tree.children[node]
+            if not children:
+                break
+            b = min(self._match[node], BINS)
+            node = next((child for child in children if self._tree.tokens[child] == token), 0)
+            self._tries[b] = 0.97 * self._tries[b] + 1
+            self._hits[b] = 0.97 * self._hits[b] + (node > 0)
+            if not node:
+                break
+        self._extend(tokens)

@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 
 from speclocal.train.material import Rows
+from speclocal.train.states import States
 from speclocal.train.store import Store, Written
 
 SORTED = 32
@@ -43,10 +44,10 @@ def plan(lengths: Sequence[int], numbers: Sequence[int], rows: int, seed: int, e
 
 
 class Reader:
-    """Rows of batches, from the mapped files of a store. longest: rows of a text beyond it are left out."""
+    """Rows of batches. longest: rows of a text beyond it are left out."""
 
-    def __init__(self, store: Store, longest: int):
-        self._texts, self._states, self._best, self._longest = store.texts, store.states(), store.best(), longest
+    def __init__(self, store: Store, states: States, longest: int):
+        self._texts, self._states, self._best, self._longest = store.texts, states, store.best(), longest
 
     def length(self, text: Written) -> int:
         """Rows of a text that are used."""
@@ -55,15 +56,16 @@ class Reader:
     def rows(self, numbers: Sequence[int]) -> Rows:
         """The batch of these texts."""
         texts = [self._texts[i] for i in numbers]
-        size = max(map(self.length, texts))
+        lengths = [self.length(text) for text in texts]
+        size, found = max(lengths), self._states.of(numbers, lengths)
         shape = (len(texts), size)
         tokens, best = np.full(shape, -1, np.int32), np.full(shape, -1, np.int32)
         own = np.zeros(shape, bool)
-        states = np.zeros((*shape, *self._states.shape[1:]), np.float16)
-        for b, text in enumerate(texts):
-            n = self.length(text)
+        states = np.zeros((*shape, *found[0].shape[1:]), np.float16)
+        for b, (text, n) in enumerate(zip(texts, lengths, strict=True)):
             tokens[b, :n] = text.ids[1 : n + 1]
-            states[b, :n] = self._states[text.row : text.row + n]
+            states[b, :n] = found[b]
             best[b, :n] = self._best[text.row : text.row + n]
             own[b, max(text.own - 1, 0) : n] = True
-        return Rows(tokens, states, best, own)
+        first = np.array([text.ids[0] for text in texts], np.int32)
+        return Rows(tokens, states, best, own, first)

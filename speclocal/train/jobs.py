@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from itertools import count
 from pathlib import Path
 from random import Random
+from typing import Any
 
-from speclocal.errors import UsageError
+from speclocal.errors import ModelError, UsageError
 from speclocal.text import Text
 
 
@@ -19,13 +21,14 @@ class Job:
     """One text to write.
 
     ids: what it begins with. asks: the target first writes the rest of the question. given: tokens of an opener at the
-    end of `ids`, which count as part of the question.
+    end of `ids`, which count as part of the question. turn: how many jobs before it had the same prompt.
     """
 
     number: int
     ids: tuple[int, ...]
     asks: bool
     given: int = 0
+    turn: int = 0
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,31 @@ class Turns:
     def of(cls, text: Text) -> Turns:
         """Found by comparing two conversations; ModelError without a template."""
         one, other = (text.chat([{"role": "user", "content": content}]) for content in ("one", "Seven"))
-        before = next(i for i in range(len(one)) if one[i] != other[i])
-        after = next(i for i in range(1, len(one)) if one[-i] != other[-i]) - 1
+        before, after = _common(one, other), _common(one[::-1], other[::-1])
+        if not after or before + after >= len(one):
+            raise ModelError(
+                "the chat template does not show where a question ends and its answer begins",
+                do="train on another model of the family, or give --prompts with a template that does",
+            )
         return cls(tuple(one[:before]), tuple(one[len(one) - after :]), text.end_ids)
 
     def question(self, text: Text, content: str) -> tuple[int, ...]:
         """The tokens of a message alone."""
         ids = text.chat([{"role": "user", "content": content}])
         return tuple(ids[len(self.before) : len(ids) - len(self.after)])
+
+    def asked(self, ids: Sequence[int]) -> tuple[int, ...] | None:
+        """The message that a conversation of these tokens begins with; None if it is none."""
+        first, size = len(self.before), len(self.after)
+        if tuple(ids[:first]) != self.before:
+            return None
+        ends = (i for i in range(first, len(ids) - size + 1) if tuple(ids[i : i + size]) == self.after)
+        return next((tuple(ids[first:end]) for end in ends), None)
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def own_questions(text: Text, turns: Turns, openers: Sequence[str], seed: int) -> Iterator[Job]:
@@ -67,20 +87,19 @@ def given_prompts(text: Text, prompts: Sequence[str], turns: int) -> Iterator[Jo
     """Each prompt so many times."""
     ids = [tuple(text.chat([{"role": "user", "content": prompt}])) for prompt in prompts]
     for number in range(turns * len(ids)):
-        yield Job(number, ids[number % len(ids)], asks=False)
+        yield Job(number, ids[number % len(ids)], asks=False, turn=number // len(ids))
 
 
 def read_openers(path: Path | None = None) -> list[str]:
     """The openers of a file, or those that come with speclocal."""
-    source = path or files("speclocal.train") / "openers.txt"
-    lines = [line for line in source.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    lines = [line for line in _lines(path or files("speclocal.train") / "openers.txt") if not line.startswith("#")]
     return [line.replace("\\n", "\n") for line in lines] or [""]
 
 
 def read_prompts(path: Path) -> list[str]:
     """Prompts of a file: a line each, or JSON lines with `prompt`, `text`, `instruction` or `turns`."""
     prompts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
         if path.suffix != ".jsonl":
@@ -88,7 +107,7 @@ def read_prompts(path: Path) -> list[str]:
             continue
         try:
             prompts.append(_prompt(json.loads(line)))
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError) as error:
             raise UsageError(
                 f"line {number} of {path} holds no prompt",
                 got=line[:60],
@@ -99,11 +118,20 @@ def read_prompts(path: Path) -> list[str]:
     return prompts
 
 
-def _prompt(entry: dict[str, object]) -> str:
-    for key in ("prompt", "text", "instruction"):
-        if isinstance(value := entry.get(key), str):
+def _prompt(entry: Any) -> str:
+    held = entry if isinstance(entry, dict) else {}
+    turns = held.get("turns")
+    first = turns[0] if isinstance(turns, list) and turns else None
+    for value in (held.get("prompt"), held.get("text"), held.get("instruction"), first):
+        if isinstance(value, str):
             return value
-    turns = entry["turns"]
-    if isinstance(turns, list) and isinstance(turns[0], str):
-        return turns[0]
-    raise LookupError("turns")
+    raise LookupError("prompt")
+
+
+def _lines(source: Path | Traversable) -> list[str]:
+    """Lines of a file of text. Only line ends part them: JSON may hold other separators as they are."""
+    try:
+        text = source.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{source} is no text", got=f"byte {error.start + 1}", expected="UTF-8") from error
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]

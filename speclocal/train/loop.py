@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from speclocal.core.interfaces import Gradients, Ops
+from speclocal.errors import ModelError
 from speclocal.train.batches import Reader, plan, split
 from speclocal.train.checkpoint import Checkpoint
 from speclocal.train.material import Objective, Outcome, Params
 from speclocal.train.optimizer import AdamW
+from speclocal.train.states import States
 from speclocal.train.store import Store
 
 CURVE = "curve.jsonl"
@@ -25,7 +27,7 @@ CURVE = "curve.jsonl"
 @dataclass(frozen=True)
 class Plan:
     """passes: how often each text is seen. rows: most rows of a batch, padding included. longest: rows used of a text.
-    held_out: share of the texts that only measures. evaluate, save: seconds between measurements and checkpoints.
+    held_out: share of the texts that only measures. save: seconds between checkpoints.
     """
 
     passes: float = 5.0
@@ -34,7 +36,7 @@ class Plan:
     held_out: float = 0.03
     save: float = 60.0
     seed: int = 0
-    optimizer: AdamW = AdamW()
+    optimizer: AdamW = field(default_factory=AdamW)
 
 
 @dataclass(frozen=True)
@@ -61,19 +63,21 @@ class Training:
         gradients: Gradients,
         objective: Objective,
         store: Store,
+        states: States,
         plan: Plan,
         folder: Path,
         about: Mapping[str, Any],
     ):
         self._ops, self._gradients, self._objective, self._plan = ops, gradients, objective, plan
         self._folder = folder
-        self._reader = Reader(store, plan.longest)
+        self._reader = Reader(store, states, plan.longest)
         self._lengths = [self._reader.length(text) for text in store.texts]
-        train, self._held = split(len(store.texts), plan.held_out, plan.seed)
+        train, self.held_out_texts = split(len(store.texts), plan.held_out, plan.seed)
         self._train = train
         self.settings = {**about, **{k: v for k, v in asdict(plan).items() if k != "save"}, "texts": len(store.texts)}
         self._epochs: dict[int, list[list[int]]] = {}
-        self.steps = max(1, round(plan.passes * len(self._epoch(0))))
+        self._size = len(self._epoch(0))
+        self.steps = max(1, round(plan.passes * self._size))
         folder.mkdir(parents=True, exist_ok=True)
         saved = Checkpoint.read(folder, self.settings)
         self.step, self.rows = 0, 0
@@ -87,7 +91,8 @@ class Training:
         self._curve = _open_curve(folder / CURVE, self.step)
 
     def _up(self, tensors: Mapping[str, np.ndarray]) -> Params:
-        return {name: self._gradients.array(value) for name, value in tensors.items()}
+        """On the device, in an order that is the same after a resume: sums over all tensors depend on it."""
+        return {name: self._gradients.array(tensors[name]) for name in sorted(tensors)}
 
     def _epoch(self, epoch: int) -> list[list[int]]:
         if epoch not in self._epochs:
@@ -96,14 +101,11 @@ class Training:
 
     def _batch(self, step: int) -> list[int]:
         """Epochs differ in their number of batches by a few; the first one's counts."""
-        size = len(plan(self._lengths, self._train, self._plan.rows, self._plan.seed, 0)) if step == 0 else self._size
-        self._size = size
-        batches = self._epoch(step // size)
-        return batches[step % size % len(batches)]
+        batches = self._epoch(step // self._size)
+        return batches[step % self._size % len(batches)]
 
     def run(self, tell: Callable[[Progress], None], stop: Callable[[], bool] = lambda: False) -> None:
         """To the last step, or until `stop` says so between two steps; a checkpoint is written either way."""
-        self._size = len(plan(self._lengths, self._train, self._plan.rows, self._plan.seed, 0))
         saved = monotonic()
         try:
             while self.step < self.steps and not stop():
@@ -124,15 +126,31 @@ class Training:
             return outcome.total, outcome
 
         outcome, grads = self._gradients.of(loss, self.params)
-        params, state, norm = self._plan.optimizer.step(self._ops.xp, self.params, grads, self._state, self.step + 1, rate)
+        params, state, norm = self._plan.optimizer.step(
+            self._ops.xp, self.params, grads, self._state, self.step + 1, rate
+        )
         self._gradients.done(*params.values(), *state["m"].values(), *state["v"].values())
         total, norm, losses, hits = self._measures(outcome, norm)
-        self.params, self._state, self.step = params, state, self.step + 1
-        self.rows += rows.real
+        if not np.isfinite([total, norm]).all():
+            raise ModelError(
+                f"the loss is no number any more at step {self.step + 1}",
+                got=f"loss {total}, gradients {norm}",
+                do="take a lower --rate, and --resume from the last good step",
+            )
         accepted = acceptance(hits, outcome.at)
-        line = {"step": self.step, "loss": total, "losses": losses, "norm": norm, "rate": rate, "acceptance": accepted}
+        line = {
+            "step": self.step + 1,
+            "loss": total,
+            "losses": losses,
+            "norm": norm,
+            "rate": rate,
+            "acceptance": accepted,
+        }
         self._curve.write(json.dumps(line) + "\n")
         self._curve.flush()
+        # The line first: one too many is cut off by a resume, one too few would be missing for good.
+        self.params, self._state, self.step = params, state, self.step + 1
+        self.rows += rows.real
         return Progress(self.step, self.steps, total, tuple(accepted), self.rows)
 
     def _measures(self, outcome: Outcome, norm: Any) -> tuple[float, float, list[float], list[np.ndarray]]:
@@ -141,11 +159,12 @@ class Training:
         got = self._ops.to_host(outcome.total, norm, *outcome.losses, *outcome.hits)
         return got[0], got[1], got[2 : 2 + count], [np.asarray(hit) for hit in got[2 + count :]]
 
-    def evaluate(self, most: int = 10**9) -> tuple[float, list[float]]:
+    def evaluate(self) -> tuple[float, list[float]]:
         """Loss and acceptance by position on the texts held out."""
-        batches = plan(self._lengths, self._held[:most], self._plan.rows, self._plan.seed, 0) if self._held else []
-        weights, totals, right, seen = 0, 0.0, [], []
-        for numbers in batches:
+        weights, totals = 0, 0.0
+        right: list[int] = []
+        seen: list[int] = []
+        for numbers in plan(self._lengths, self.held_out_texts, self._plan.rows, self._plan.seed, 0):
             rows = self._reader.rows(numbers)
             outcome = self._objective.loss(self.params, rows, 1.0)
             total, _, _, hits = self._measures(outcome, outcome.total)
@@ -159,9 +178,12 @@ class Training:
 
     def save(self) -> None:
         """Write a checkpoint."""
+        os.fsync(self._curve.fileno())
         parts = {"p": self.params, "m": self._state["m"], "v": self._state["v"]}
         tensors = {
-            f"{kind}.{name}": self._gradients.numpy(value) for kind, part in parts.items() for name, value in part.items()
+            f"{kind}.{name}": self._gradients.numpy(value)
+            for kind, part in parts.items()
+            for name, value in part.items()
         }
         Checkpoint(self.step, tensors, self.settings).write(self._folder)
 

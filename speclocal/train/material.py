@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from speclocal.checks import read_json
+from speclocal.core.anatomy import text_of
 from speclocal.core.head_spec import TargetFacts
-from speclocal.core.interfaces import Array, Ops
+from speclocal.core.interfaces import Array, Gradients, Ops, Target
+from speclocal.train import tensors
+from speclocal.train.states import States
+from speclocal.train.store import Store
 
 Params = dict[str, Array]
 """Trained tensors by the name they have in the file."""
@@ -23,12 +29,14 @@ class Rows:
 
     tokens: [B, S] int32, token i + 1. states: [B, S, E, H] float16. best: [B, S] int32, the target's likeliest token
     after token i, -1 where it was not kept. own: [B, S] bool, the target wrote token i + 1 (so its law there counts).
+    first: [B] int32, token 0, for objectives that read the text itself.
     """
 
     tokens: np.ndarray
     states: np.ndarray
     best: np.ndarray
     own: np.ndarray
+    first: np.ndarray | None = None
 
     @property
     def real(self) -> int:
@@ -92,3 +100,48 @@ class Objective(Protocol):
 
     def files(self, params: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Tensors and config.json as they are published."""
+
+
+SMALLEST = 1e-3
+"""Least usual size of a number."""
+MEAN = 1.25
+"""Root mean square of a bell curve, as a multiple of its mean size. The mean is less moved by a few huge states."""
+
+
+def gather(
+    store: Store, states: States, target: Target, gradients: Gradients, folder: Path, sample: int, seed: int
+) -> Material:
+    """The target in `folder` as an objective sees it; the usual size of its states from so many rows of the texts."""
+    counts = np.zeros(target.facts.vocab, np.int64)
+    for text in store.texts:
+        np.add.at(counts, list(text.ids[text.own :]), 1)
+    some = np.random.default_rng(seed).permutation(len(store.texts))
+    seen, rows = [], 0
+    for i in some:
+        seen.append(states.of([i], [len(store.texts[i].ids) - 1])[0][1:].astype(np.float32))
+        rows += len(seen[-1])
+        if rows >= sample:
+            break
+    scales = np.maximum(np.abs(np.concatenate(seen)).mean(0) * MEAN, SMALLEST)
+    return Material(
+        ops=target.ops,
+        facts=target.facts,
+        config=text_of(read_json(folder / "config.json")),
+        taps=store.taps,
+        counts=counts,
+        embed=gradients.embed,
+        unembed=gradients.unembed,
+        weights=lambda name: _weight(folder, name),
+        array=gradients.array,
+        numpy=gradients.numpy,
+        scales=scales,
+    )
+
+
+def _weight(folder: Path, name: str) -> np.ndarray:
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            return tensors.read(path, name)
+        except LookupError:
+            continue
+    raise LookupError(name)

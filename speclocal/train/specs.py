@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from speclocal.core.eagle_config import PLAIN_ROPES, SCALED_ROPES
@@ -20,6 +21,47 @@ def usual_taps(layers: int) -> tuple[int, ...]:
     return 2, layers // 2, layers - 3
 
 
+@dataclass(frozen=True)
+class DecoderSizes:
+    """The decoder layers of a target."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    eps: float
+    rope_theta: float
+    rope_scaling: Mapping[str, Any] | None
+    qk_norm: bool
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> DecoderSizes:
+        """config: the target's text config. ModelError for a target whose sizes it does not name."""
+        try:
+            hidden, heads, inner = (
+                int(config[key]) for key in ("hidden_size", "num_attention_heads", "intermediate_size")
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelError(f"no head can be made for this target: {error} in its config.json") from error
+        rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+        theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
+        kind = rope.get("rope_type") or rope.get("type")
+        scaled = kind not in PLAIN_ROPES and kind in SCALED_ROPES
+        scaling = {key: value for key, value in rope.items() if key not in ("rope_theta", "type")} if scaled else None
+        return cls(
+            hidden=hidden,
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or hidden // heads),
+            intermediate=inner,
+            eps=float(config.get("rms_norm_eps") or 1e-6),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            qk_norm=config.get("model_type") == "qwen3",
+        )
+
+
 def eagle_spec(
     family: Literal["eagle3", "p_eagle"],
     config: Mapping[str, Any],
@@ -31,31 +73,21 @@ def eagle_spec(
     depth: int | None = None,
 ) -> EagleSpec:
     """config: the target's text config. ModelError for a target whose sizes it does not name."""
-    try:
-        hidden, heads, inner = (
-            int(config[key]) for key in ("hidden_size", "num_attention_heads", "intermediate_size")
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"no head can be made for this target: {error} in its config.json") from error
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
-    kind = rope.get("rope_type") or rope.get("type")
-    scaled = kind not in PLAIN_ROPES and kind in SCALED_ROPES
-    scaling = {key: value for key, value in rope.items() if key not in ("rope_theta", "type")} if scaled else None
+    sizes = DecoderSizes.of(config)
     return EagleSpec(
         family=family,
-        hidden=hidden,
+        hidden=sizes.hidden,
         target_hidden=facts.hidden,
         vocab=facts.vocab,
         draft_vocab=min(draft_vocab, facts.vocab),
         layers=layers,
-        heads=heads,
-        kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or hidden // heads),
-        intermediate=inner,
-        eps=float(config.get("rms_norm_eps") or 1e-6),
-        rope_theta=theta,
-        rope_scaling=scaling,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        intermediate=sizes.intermediate,
+        eps=sizes.eps,
+        rope_theta=sizes.rope_theta,
+        rope_scaling=sizes.rope_scaling,
         fc=True,
         fc_bias=False,
         attention_bias=False,

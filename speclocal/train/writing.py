@@ -61,7 +61,7 @@ class Writer:
     """Runs a batch of texts until all jobs are done.
 
     batch: where the target computes, with the taps the store wants. to_numpy: of the backend. progress: is told
-    written tokens and texts.
+    the tokens written so far. slots: of the batch.
     """
 
     def __init__(
@@ -72,42 +72,48 @@ class Writer:
         turns: Turns,
         limits: Limits,
         store: Store,
-        progress: Callable[[int, int], None],
+        progress: Callable[[int], None],
+        slots: int,
     ):
         self._ops, self._batch, self._to_numpy = ops, batch, to_numpy
         self._turns, self._limits, self._store, self._progress = turns, limits, store, progress
-        self._texts: list[_Text | None] = [None] * limits.slots
-        self._asked: set[tuple[int, ...]] = set()
+        self._texts: list[_Text | None] = [None] * slots
+        self._waiting: list[Job] = []
+        self._asked = {question for text in store.texts if (question := turns.asked(text.ids))}
         self.tokens = 0
+
+    @property
+    def active(self) -> int:
+        """Texts on their way, or about to be."""
+        return sum(text is not None for text in self._texts) + len(self._waiting)
 
     def run(self, jobs: Iterator[Job], enough: Callable[[], bool]) -> None:
         """Until there are no more jobs, or `enough` says that no new ones are wanted."""
-        waiting = list(self._take(jobs, enough, self._limits.slots))
-        while waiting or any(self._texts):
+        self._take(jobs, enough, len(self._texts))
+        while self._waiting or any(self._texts):
             free = [slot for slot, text in enumerate(self._texts) if text is None]
-            if waiting and (len(free) >= min(REFILL, len(self._texts)) or len(free) == len(self._texts)):
+            if self._waiting and (len(free) >= min(REFILL, len(self._texts)) or len(free) == len(self._texts)):
                 self._keep(sorted(range(len(self._texts)), key=self._length))
-                self._begin([slot for slot, text in enumerate(self._texts) if text is None], waiting)
-                waiting = list(self._take(jobs, enough, REFILL)) if not waiting else waiting
+                self._begin([slot for slot, text in enumerate(self._texts) if text is None])
+                self._take(jobs, enough, REFILL)
                 continue
-            if not waiting and len(free) > len(self._texts) // 4:
+            if not self._waiting and len(free) > len(self._texts) // 4:
                 self._keep([slot for slot in range(len(self._texts)) if slot not in free])
             self._step()
-            if not waiting:
-                waiting = list(self._take(jobs, enough, REFILL))
+            self._take(jobs, enough, REFILL)
 
-    def _take(self, jobs: Iterator[Job], enough: Callable[[], bool], count: int) -> Iterator[Job]:
-        for _ in range(count):
-            if enough() or (job := next(jobs, None)) is None:
-                return
-            yield job
+    def _take(self, jobs: Iterator[Job], enough: Callable[[], bool], count: int) -> None:
+        """Jobs to wait for free slots, if none are waiting."""
+        if self._waiting:
+            return
+        while len(self._waiting) < count and not enough() and (job := next(jobs, None)) is not None:
+            self._waiting.append(job)
 
-    def _begin(self, free: list[int], waiting: list[Job]) -> None:
-        count = min(len(free), len(waiting), REFILL)
-        jobs, slots = [waiting.pop(0) for _ in range(count)], free[:count]
+    def _begin(self, free: list[int]) -> None:
+        jobs = self._waiting[: min(len(free), REFILL)]
+        slots, self._waiting = free[: len(jobs)], self._waiting[len(jobs) :]
         scores = self._batch.read(slots, [job.ids for job in jobs])
         for slot, job in zip(slots, jobs, strict=True):
-            temperatures = self._limits.answer_temperatures
             self._texts[slot] = _Text(
                 job,
                 slot,
@@ -116,10 +122,10 @@ class Writer:
                 "question" if job.asks else "answer",
                 len(job.ids) - job.given,
                 [],
-                self._limits.question_temperature if job.asks else temperatures[job.number % len(temperatures)],
+                self._limits.question_temperature if job.asks else self._temperature(job),
                 random.Random(f"{self._limits.seed} {job.number}"),
             )
-        self._advance([text for slot in slots if (text := self._texts[slot])], scores, range(count))
+        self._advance([text for slot in slots if (text := self._texts[slot])], scores, range(len(jobs)))
 
     def _step(self) -> None:
         tokens = [0 if text is None else text.ids[-1] for text in self._texts]
@@ -136,12 +142,13 @@ class Writer:
             text.states.append(np.clip(taps[row, :fresh], -LARGEST, LARGEST).astype(np.float16))
             # Of a prompt only the last row's choice is known; its other rows carry no loss.
             text.best.append(np.array([*[-1] * (fresh - 1), best[row]], np.int32))
-            token = text.forced.pop(0) if text.forced else drawn[row]
-            text.ids.append(token)
             self.tokens += 1
-            if not text.forced:
-                self._look(text, token)
-        self._progress(self.tokens, len(self._store.texts))
+            if text.forced:
+                text.ids.append(text.forced.pop(0))
+            else:
+                text.ids.append(drawn[row])
+                self._look(text, drawn[row])
+        self._progress(self.tokens)
 
     def _draw(self, logits: Array, texts: list[_Text], rows: Sequence[int]) -> tuple[list[int], dict[int, int]]:
         """The likeliest token of every row, and the token drawn for each of `rows`."""
@@ -184,10 +191,14 @@ class Writer:
 
     def _answer(self, text: _Text, forced: Sequence[int]) -> None:
         """The question is complete; the template's tokens up to the answer come next."""
-        temperatures = self._limits.answer_temperatures
         text.forced, text.phase = list(forced), "answer"
         text.begun = len(text.ids) + len(forced)
-        text.temperature = temperatures[text.job.number % len(temperatures)]
+        text.temperature = self._temperature(text.job)
+
+    def _temperature(self, job: Job) -> float:
+        """Of an answer: another one for the same prompt's next turn, and for the next prompt."""
+        temperatures = self._limits.answer_temperatures
+        return temperatures[(job.number + job.turn) % len(temperatures)]
 
     def _finish(self, text: _Text) -> None:
         self._store.add(text.job.number, text.ids, text.own, np.concatenate(text.states), np.concatenate(text.best))

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from speclocal import choice, hub
 from speclocal.catalogue import Catalogue, Model, Pairing
 from speclocal.checks import head_files, stored_tensors
-from speclocal.choice import AUTO, Choice, asked, choose, choose_best
+from speclocal.choice import AUTO, Choice, asked, choose, choose_best, parted
 from speclocal.engine import Load
 from speclocal.errors import DownloadError, ModelError, SpeclocalError, UsageError
 from speclocal.heads import precision_note
@@ -255,3 +255,40 @@ def test_a_head_on_the_hub_needs_no_tokenizer_and_brings_no_code(mock: Any) -> N
     found = hub.fetch([Repo("org/head")])
     assert sorted(path.name for path in found.path.iterdir()) == ["config.json", "model.safetensors"]
     assert head_files(found.path) == [found.path / "model.safetensors"]
+
+
+# ---- combinations
+
+
+@pytest.mark.parametrize(
+    ("drafter", "expected"),
+    [
+        (None, (None, None)),
+        ("ngram", ("ngram", None)),
+        ("eagle3", ("eagle3", None)),
+        ("eagle3+ngram", ("eagle3", "ngram")),
+        ("p-eagle:org/x+ngram", ("p-eagle:org/x", "ngram")),
+        ("eagle3:./a:b+ngram", ("eagle3:./a:b", "ngram")),
+        ("eagle3:./a+b", ("eagle3:./a+b", None)),
+        ("eagle3:./a+b+ngram", ("eagle3:./a+b", "ngram")),
+    ],
+)
+def test_a_head_and_a_lookup(drafter: str | None, expected: tuple[str | None, str | None]) -> None:
+    assert parted(drafter) == expected
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        "ngram+eagle3",
+        "ngram+ngram",
+        "eagle3+medusa",
+        "eagle3+ngram:org/x",
+        "draft_model:small+ngram",
+        "auto+ngram",
+        "+",
+    ],
+)
+def test_what_cannot_be_combined(drafter: str) -> None:
+    with pytest.raises(UsageError, match=r"no such combination of drafters.*\+ngram"):
+        parted(drafter)

@@ -42,11 +42,15 @@ ALLOWED = {
         "engine", "core", "drafters", "catalogue", "checks", "choice", "convert", "errors", "heads", "hub", "loading",
         "sources", "text",
     },
+    "speclocal.train": {
+        "train", "engine", "assemble", "core", "drafters", "catalogue", "checks", "errors", "heads", "loading",
+        "sources", "text",
+    },
     "speclocal.probe": {"assemble", "core", "drafters", "engine", "errors", "heads", "loading", "sources"},
     "speclocal.ui": {"ui", "core", "engine", "errors", "sources"},
     "speclocal.cli": {
         "cli", "ui", "engine", "core", "config", "catalogue", "convert", "disk", "drafters", "errors", "hub", "probe",
-        "sources", "__version__",
+        "sources", "train", "__version__",
     },
     "speclocal.__main__": {"cli"},
     "speclocal": {"engine"},

@@ -1,7 +1,7 @@
 """EAGLE-3: several steps on the head's own outputs, as when it drafts (training-time test; Li et al. 2503.01840).
 
-Row i holds the target's states at token i and token i + 1. Step s predicts token i + 2 + s: it reads token i + 1 + s and,
-from the second step on, the output of the step before at the same row. The loss is the cross-entropy between the
+Row i holds the target's states at token i and token i + 1. Step s predicts token i + 2 + s: it reads token i + 1 + s
+and, from the second step on, the output of the step before at the same row. The loss is the cross-entropy between the
 target's law, cut to the draft vocabulary, and the head's.
 """
 
@@ -18,7 +18,10 @@ from speclocal.core.head_spec import EagleSpec
 from speclocal.core.interfaces import Array
 from speclocal.train.eagle_body import EagleBody, Kept, causal
 from speclocal.train.initial import eagle_tensors
+from speclocal.train.law import Law, ahead
 from speclocal.train.material import Material, Outcome, Params, Rows
+from speclocal.train.published import eagle3
+from speclocal.train.specs import eagle_spec
 from speclocal.train.vocabulary import DraftVocabulary
 
 
@@ -44,7 +47,7 @@ class Objective:
     def __init__(self, settings: Settings, spec: EagleSpec, material: Material, vocabulary: DraftVocabulary):
         self.settings, self.spec, self._material, self._vocabulary = settings, spec, material, vocabulary
         self._body = EagleBody(spec, material.ops)
-        self._output = material.output_rows(vocabulary.ids)
+        self._output = material.output_rows(vocabulary.ids.tolist())
         self._scales = material.array(np.concatenate(material.scales[:-1]).astype(np.float32))
 
     def initial(self, seed: int) -> dict[str, np.ndarray]:
@@ -84,13 +87,18 @@ class Objective:
         positions = np.arange(tokens.shape[1])[None] if positions is None else positions
         total: Array = 0.0
         losses, hits, at = [], [], []
+        first = 0  # rows before it count at no step: after the first one, which makes the keys, they are left out
         for s in range(steps):
-            ids = self._material.array(np.maximum(_ahead(tokens, s, 0), 0))
+            ids = self._material.array(np.maximum(ahead(tokens, s, 0), 0)[:, first:])
             emb = self._material.embed(ids)
-            x = body.step(params, emb, hidden, body.rope(positions + s), kept, bias)
+            rope = body.rope(positions[:, first:] + s)
+            x = body.step(params, emb, hidden, rope, kept, bias[:, :, first:])
             y, hidden = body.out(params, x)
             row, place = law.rows_of(s)
-            index, table = self._material.array(row), self._material.array(place)
+            index, table = self._material.array(_without(row, tokens.shape[1], first)), self._material.array(place)
+            if s == 0:
+                first = law.first(steps)
+                hidden = hidden[:, first:]
             z = y.reshape(-1, size)[index] @ params["lm_head.weight"].T
             step, hit = law.compare(z, table, settings.divergence)
             count = tokens.size if settings.count == "all" else max(float(law.weight[place].sum()), 1.0)
@@ -103,8 +111,6 @@ class Objective:
 
     def files(self, params: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """See Objective."""
-        from speclocal.train.published import eagle3
-
         return eagle3(self.fold(params), self.spec, self._vocabulary, self._material)
 
     def fold(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -115,51 +121,14 @@ class Objective:
         return out
 
 
-class Law:
-    """The target's law at the rows that count, [M, Vd].
-
-    place: [B, S] number of each row among them, -1 for others. weight: [M] 0 where the likeliest token is outside.
-    """
-
-    def __init__(self, p: Array, place: np.ndarray, weight: np.ndarray, best: np.ndarray, material: Material):
-        self.p, self.place, self.weight = p, place, weight
-        self._material = material
-        self._best, self._weight = material.array(best), material.array(weight)
-
-    @classmethod
-    def of(
-        cls, rows: Rows, material: Material, vocabulary: DraftVocabulary, output: Array, skip_outside: bool = True
-    ) -> Law:
-        """Row i stands for the law after token i + 1: what the first step at row i is to predict."""
-        counts = _ahead(rows.own, 1, False)
-        place = np.where(counts, np.cumsum(counts).reshape(counts.shape) - 1, -1)
-        feature = _ahead(rows.states[..., -1, :], 1, 0)[counts].astype(np.float32)
-        best = vocabulary.place[_ahead(rows.best, 1, -1)[counts]]
-        xp = material.ops.xp
-        p = xp.softmax(material.array(feature) @ output.T, -1)
-        weight = (best >= 0).astype(np.float32) if skip_outside else np.ones(len(best), np.float32)
-        return cls(p, place, weight, best.astype(np.int32), material)
-
-    def rows_of(self, s: int) -> tuple[np.ndarray, np.ndarray]:
-        """Flat rows at which step s predicts something that counts, and where in `p` that stands."""
-        place = _ahead(self.place, s, -1).reshape(-1)
-        row = np.flatnonzero(place >= 0)
-        return row.astype(np.int32), place[row].astype(np.int32)
-
-    def compare(self, z: Array, place: Array, divergence: str) -> tuple[Array, Array]:
-        """Summed loss of logits [m, Vd], and whether each one's likeliest token is the target's."""
-        xp = self._material.ops.xp
-        p = self.p[place] if len(place) != len(self.p) else self.p
-        loss = xp.logsumexp(z, -1) - (p * z).sum(-1)
-        if divergence == "kl":
-            loss = loss + (p * xp.log(xp.where(p > 0, p, 1.0))).sum(-1)
-        return (loss * self._weight[place]).sum(), xp.argmax(z, -1) == self._best[place]
+def _without(row: np.ndarray, width: int, first: int) -> np.ndarray:
+    """Flat rows of texts of `width` rows, once the first so many of each text are left out."""
+    return (row - first * (row // width + 1)).astype(np.int32)
 
 
-def _ahead(values: np.ndarray, s: int, fill: Any) -> np.ndarray:
-    """[B, S, ...] row i gets what stands at row i + s, `fill` behind the end."""
-    if s == 0:
-        return values
-    out = np.full_like(values, fill)
-    out[:, : values.shape[1] - s] = values[:, s:]
-    return out
+def make(settings: Settings, material: Material) -> Objective:
+    """The objective for a target; the draft vocabulary is what it wrote most."""
+    vocabulary = DraftVocabulary.of(material.counts, settings.draft_vocab)
+    taps = material.taps[:-1]
+    spec = eagle_spec("eagle3", material.config, material.facts, taps, len(vocabulary.ids), depth=settings.steps)
+    return Objective(settings, spec, material, vocabulary)
