@@ -13,11 +13,11 @@ from safetensors.numpy import save_file
 from speclocal import choice, hub
 from speclocal.catalogue import Catalogue, Model, Pairing
 from speclocal.checks import head_files, stored_tensors
-from speclocal.choice import AUTO, Choice, asked, choose, choose_best, parted
+from speclocal.choice import AUTO, Choice, asked, choose, choose_best, parted, usual
 from speclocal.engine import Load
 from speclocal.errors import DownloadError, ModelError, SpeclocalError, UsageError
 from speclocal.heads import precision_note
-from speclocal.sources import Local, Policy, Repo
+from speclocal.sources import Bundled, Local, Policy, Repo, parse
 from tests.core.mock_hub import Repository, safetensors
 
 TARGET = "org/target"
@@ -292,3 +292,39 @@ def test_a_head_and_a_lookup(drafter: str | None, expected: tuple[str | None, st
 def test_what_cannot_be_combined(drafter: str) -> None:
     with pytest.raises(UsageError, match=r"no such combination of drafters.*\+ngram"):
         parted(drafter)
+
+
+# ---- where none is named
+
+
+def bundled(target: str = TARGET) -> Pairing:
+    return Pairing("eagle3", (target,), {"torch": ("bundled:head",), "mlx": ("bundled:head",)}, {"depth": 4})
+
+
+@pytest.mark.parametrize(
+    ("pairings", "settings", "expected"),
+    [
+        ((), {}, "ngram"),
+        ((bundled(),), {}, "eagle3"),
+        ((bundled("org/other"),), {}, "ngram"),
+        ((pairing("eagle3", "org/first"),), {}, "ngram"),  # it would have to be fetched
+        ((bundled(),), {"options": {"depth": "3"}}, "eagle3"),
+        ((bundled(),), {"options": {"min": "3"}}, "ngram"),
+        ((bundled(),), {"verify": "block"}, "ngram"),
+    ],
+)
+def test_the_usual_drafter_is_the_head_that_comes_with_speclocal(
+    pairings: tuple[Pairing, ...], settings: dict[str, Any], expected: str
+) -> None:
+    assert usual(Load(target="tiny", **settings), catalogue(*pairings), "torch") == expected
+
+
+def test_a_bundled_source_is_a_folder_of_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Bundled, "path", property(lambda self: tmp_path / self.name))
+    (tmp_path / "head").mkdir()
+    source = parse("bundled:head")
+    assert source == Bundled("head")
+    assert str(source) == "bundled:head"
+    assert hub.look(source) == Local(tmp_path / "head", None, "bundled:head")
+    with pytest.raises(ModelError, match="no such drafter comes with speclocal"):
+        hub.look(Bundled("tail"))
