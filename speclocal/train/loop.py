@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -16,7 +16,7 @@ from speclocal.core.interfaces import Gradients, Ops
 from speclocal.errors import ModelError
 from speclocal.train.batches import Reader, plan, split
 from speclocal.train.checkpoint import Checkpoint
-from speclocal.train.material import Objective, Outcome, Params
+from speclocal.train.material import Objective, Outcome, Params, Rows
 from speclocal.train.optimizer import AdamW
 from speclocal.train.states import States
 from speclocal.train.store import Store
@@ -159,13 +159,17 @@ class Training:
         got = self._ops.to_host(outcome.total, norm, *outcome.losses, *outcome.hits)
         return got[0], got[1], got[2 : 2 + count], [np.asarray(hit) for hit in got[2 + count :]]
 
+    def held_out(self) -> Iterator[Rows]:
+        """Batches of the texts held out."""
+        for numbers in plan(self._lengths, self.held_out_texts, self._plan.rows, self._plan.seed, 0):
+            yield self._reader.rows(numbers)
+
     def evaluate(self) -> tuple[float, list[float]]:
         """Loss and acceptance by position on the texts held out."""
         weights, totals = 0, 0.0
         right: list[int] = []
         seen: list[int] = []
-        for numbers in plan(self._lengths, self.held_out_texts, self._plan.rows, self._plan.seed, 0):
-            rows = self._reader.rows(numbers)
+        for rows in self.held_out():
             outcome = self._objective.loss(self.params, rows, 1.0)
             total, _, _, hits = self._measures(outcome, outcome.total)
             totals, weights = totals + total * rows.real, weights + rows.real

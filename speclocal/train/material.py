@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -100,6 +100,14 @@ class Objective(Protocol):
 
     def files(self, params: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Tensors and config.json as they are published."""
+
+
+@runtime_checkable
+class Calibrated(Protocol):
+    """An objective whose files also hold what is measured on the texts held out: Medusa's tree."""
+
+    def calibrate(self, params: Params, held_out: Iterable[Rows]) -> None:
+        """Before `files`."""
 
 
 SMALLEST = 1e-3

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from speclocal.train.card import Card, write_card
 from speclocal.train.loop import Training
-from speclocal.train.material import Objective
+from speclocal.train.material import Calibrated, Objective
 from speclocal.train.published import name_target, write
 from speclocal.train.store import Store
 from speclocal.train.tensors import DType
@@ -48,6 +48,8 @@ class Origin:
 def write_result(out: Path, origin: Origin, training: Training, objective: Objective, store: Store) -> Result:
     """Weights in bfloat16, config.json and README.md in `out`/result."""
     loss, acceptance = training.evaluate()
+    if isinstance(objective, Calibrated):
+        objective.calibrate(training.params, training.held_out())
     tensors, config = objective.files(training.numpy())
     folder = out / FOLDER
     own = sum(len(text.ids) - text.own for text in store.texts)

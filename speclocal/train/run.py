@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -36,6 +37,8 @@ METHODS = {
     "medusa": "speclocal.train.objectives.medusa",
     "draft-model": "speclocal.train.objectives.draft_model",
 }
+TEXT_FILES = ("tokenizer*", "special_tokens_map.json", "generation_config.json", "chat_template*", "*.tiktoken")
+"""Of the target's folder: what a draft model needs to be a model by itself."""
 MIXED = 4096
 """Rows from which the usual size of every state is taken."""
 
@@ -106,7 +109,11 @@ def train(load: Load, task: Task, show: Show, downloads: Downloads | None, stop:
     training.run(show.trained, stop)
     if training.step < training.steps:
         return None
-    return write_result(task.out, _origin(task, load, local, shop, target, settings), training, objective, store)
+    result = write_result(task.out, _origin(task, load, local, shop, target, settings), training, objective, store)
+    if task.method == "draft-model":
+        for path in (path for pattern in TEXT_FILES for path in folder.glob(pattern)):
+            shutil.copy(path, result.folder)
+    return result
 
 
 def _origin(task: Task, load: Load, local: Local, shop: Shop, target: Target, settings: Any) -> Origin:

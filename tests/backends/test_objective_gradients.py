@@ -15,7 +15,7 @@ from tests.backends.golden_training import material, shifted, states_of, to_nump
 from tests.core.golden_heads import target_folder
 
 NAME, TAPS = "eagle3", (2, 4, 5)
-STEP = 1e-2
+STEP = 3e-3
 KINDS = {
     "eagle3": (eagle3, eagle3.Settings(steps=2, grow=0.0, draft_vocab=100)),
     "p-eagle": (p_eagle, p_eagle.Settings(depth=3, draft_vocab=100)),
@@ -65,5 +65,5 @@ def test_gradients(bench, lab, rows, kind):
         moved = {name: params[name] + sign * STEP / length * grads[name] for name in params}
         ends.append(float(objective.loss(moved, rows, 0.5).total))
     assert (ends[0] - ends[1]) / (2 * STEP) == pytest.approx(length, rel=2e-2)
-    assert float(before.total) > ends[1]
+    assert float(to_numpy(before.total)) > ends[1]
     assert (ends[0] - ends[1]) / (2 * STEP) != pytest.approx(2 * length, rel=2e-2)

@@ -100,24 +100,24 @@ def test_stp_06_limits(run: Callable[..., Any], engine: FakeEngine, value: str, 
 @pytest.mark.parametrize(
     ("args", "drafter", "options"),
     [
-        ([], "ngram", {}),
-        (["--num-draft-tokens", "4 "], "ngram", {"depth": "4"}),
-        (["--draft-max", "1000"], "ngram", {"depth": "1000"}),
+        ([], None, {}),
+        (["--num-draft-tokens", "4 "], None, {"depth": "4"}),
+        (["--draft-max", "1000"], None, {"depth": "1000"}),
         (["--num-draft-tokens", "0", "--ngram-max", "3"], "none", {}),
         (
             ["--tree-nodes", "8", "--tree-topk", "3", "--tree-depth", "2"],
-            "ngram",
+            None,
             {"nodes": "8", "topk": "3", "depth": "2"},
         ),
-        (["--ngram-min", "2", "--ngram-max", "5", "-o", "depth=6"], "ngram", {"min": "2", "max": "5", "depth": "6"}),
+        (["--ngram-min", "2", "--ngram-max", "5", "-o", "depth=6"], None, {"min": "2", "max": "5", "depth": "6"}),
         (["--drafter", "eagle3:org/head", "-o", "a = b=c"], "eagle3:org/head", {"a": "b=c"}),
         (["--draft-model", "small"], "draft_model:small", {}),
         (["--drafter", "draft_model", "--draft-model", "a/b@c:d.gguf"], "draft_model:a/b@c:d.gguf", {}),
-        (["--tree-depth", "3", "--num-draft-tokens", "3"], "ngram", {"depth": "3"}),
+        (["--tree-depth", "3", "--num-draft-tokens", "3"], None, {"depth": "3"}),
     ],
 )
 def test_prf_05_drafter_options(
-    run: Callable[..., Any], engine: FakeEngine, args: list[str], drafter: str, options: dict[str, str]
+    run: Callable[..., Any], engine: FakeEngine, args: list[str], drafter: str | None, options: dict[str, str]
 ) -> None:
     assert run("generate", "hi", *args).exit_code == 0
     assert engine.loaded is not None

@@ -36,9 +36,9 @@ POSITIONS = 4
 
 @dataclass(frozen=True)
 class Settings:
-    """layers: 0 = a quarter of the target's. fresh: random layers, not copies. loss_vocab: the laws are compared over so
-    many tokens, those the target writes most, and rows whose likeliest token is another do not count; 0 = all.
-    divergence: `kl` subtracts the law's entropy; the gradient is the same."""
+    """layers: 0 = a quarter of the target's. fresh: random layers, not copies. divergence: `kl` subtracts the law's
+    entropy; the gradient is the same. loss_vocab: the laws are compared over so many tokens, those the target writes
+    most, and rows whose likeliest token is another do not count; 0 = all."""
 
     layers: int = 0
     fresh: bool = False

@@ -21,7 +21,7 @@ from speclocal.core.head_spec import EagleSpec
 from speclocal.core.interfaces import Array
 from speclocal.errors import UsageError
 from speclocal.train.eagle_body import EagleBody, Kept, causal
-from speclocal.train.initial import eagle_tensors
+from speclocal.train.initial import SPREAD, eagle_tensors
 from speclocal.train.law import Law
 from speclocal.train.material import Material, Outcome, Params, Rows
 from speclocal.train.published import p_eagle
@@ -102,9 +102,12 @@ class Objective:
         self._scales = material.array(self._scale)
 
     def initial(self, seed: int) -> dict[str, np.ndarray]:
-        """See Objective. The mask token begins as the mean of all tokens."""
+        """See Objective. The mask token begins as the mean of all tokens, `mask_hidden` at random, both of usual size:
+        norms follow, and the gradient of a norm's input is the larger the smaller that is."""
         out = eagle_tensors(self.spec, self._material, self._vocabulary, seed)
+        out["mask_hidden"] /= SPREAD
         mean = out[TABLE].mean(0)
+        mean *= np.sqrt((out[TABLE] ** 2).mean() / max((mean**2).mean(), 1e-12))
         if self.settings.embedding:
             out[TABLE][self.spec.mask_token] = mean
         else:
