@@ -157,7 +157,7 @@ class Training:
         """All numbers of a step in one wait."""
         count = len(outcome.losses)
         got = self._ops.to_host(outcome.total, norm, *outcome.losses, *outcome.hits)
-        return got[0], got[1], got[2 : 2 + count], [np.asarray(hit) for hit in got[2 + count :]]
+        return got[0], got[1], got[2 : 2 + count], [np.asarray(hit, bool) for hit in got[2 + count :]]
 
     def held_out(self) -> Iterator[Rows]:
         """Batches of the texts held out."""
