@@ -245,7 +245,9 @@ class _DrafterMaker:
             )
         config = read_json(self._folder / "config.json")
         gguf = self._local.path.is_file()
-        if not changed and (text := precision_note(head.config, config, self._settings.dtype, gguf)):
+        if not changed and (
+            text := precision_note(head.config, config, self._settings.dtype, gguf, self._local.revision)
+        ):
             self._note(text)
         return Made(drafter, verify, taps_of(spec), f"{choice.method}:{local.source}", CHANGED if changed else "")
 

@@ -61,13 +61,14 @@ def parted(drafter: str | None) -> tuple[str | None, str | None]:
 
 
 def usual(settings: Load, known: Catalogue, backend: str) -> str:
-    """The drafter where none is named: the head that comes with speclocal for this target, else `ngram`.
+    """The drafter where none is named: a head that comes with speclocal and is usual for this target, else `ngram`.
 
     Settings and rules that only n-gram lookup has mean that one.
     """
     for pairing, sources in known.published(settings.target, BUNDLED_METHOD, backend):
         own = {field.name for field in fields(find(pairing.method).Settings)}
-        if all(isinstance(source, Bundled) for source in sources) and set(settings.options) <= own:
+        comes = pairing.usual and all(isinstance(source, Bundled) for source in sources)
+        if comes and set(settings.options) <= own:
             return "ngram" if settings.verify == "block" else pairing.method
     return "ngram"
 

@@ -120,11 +120,19 @@ def calibrated(config: Config) -> tuple[tuple[int, ...], ...]:
     return paths
 
 
-def precision_note(head: Config, target: Config, dtype: str, gguf: bool) -> str | None:
+ORIGIN = "speclocal"
+"""Key of config.json under which a head that was trained here names the target's name, revision and precision."""
+
+
+def precision_note(head: Config, target: Config, dtype: str, gguf: bool, revision: str | None = None) -> str | None:
     """What to say where a head was made with another precision of the target than it now reads; None for nothing.
 
     head, target: their config.json. dtype: asked for, or `auto`. gguf: the target's weights come from a GGUF file.
+    revision: of the target; a head that was trained here on this very one fits it.
     """
+    origin = head.get(ORIGIN)
+    if isinstance(origin, Mapping) and origin.get("revision") == revision:
+        return None
     made = dtype_of(head) or dtype_of(head.get("transformer_layer_config") or {})
     less = "fewer drafts may be accepted; the text stays the target's own"
     if gguf or quantised(target):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from speclocal.heads import ORIGIN
 from speclocal.train.card import Card, write_card
 from speclocal.train.loop import Training
 from speclocal.train.material import Calibrated, Objective
@@ -51,6 +52,7 @@ def write_result(out: Path, origin: Origin, training: Training, objective: Objec
     if isinstance(objective, Calibrated):
         objective.calibrate(training.params, training.held_out())
     tensors, config = objective.files(training.numpy())
+    config[ORIGIN] = {"target": origin.target, "revision": origin.revision, "precision": origin.precision}
     folder = out / FOLDER
     own = sum(len(text.ids) - text.own for text in store.texts)
     text = write_card(

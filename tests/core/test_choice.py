@@ -297,8 +297,8 @@ def test_what_cannot_be_combined(drafter: str) -> None:
 # ---- where none is named
 
 
-def bundled(target: str = TARGET) -> Pairing:
-    return Pairing("eagle3", (target,), {"torch": ("bundled:head",), "mlx": ("bundled:head",)}, {"depth": 4})
+def bundled(target: str = TARGET, usual: bool = True) -> Pairing:
+    return Pairing("eagle3", (target,), {"torch": ("bundled:head",), "mlx": ("bundled:head",)}, {"depth": 4}, usual)
 
 
 @pytest.mark.parametrize(
@@ -307,6 +307,7 @@ def bundled(target: str = TARGET) -> Pairing:
         ((), {}, "ngram"),
         ((bundled(),), {}, "eagle3"),
         ((bundled("org/other"),), {}, "ngram"),
+        ((bundled(usual=False),), {}, "ngram"),
         ((pairing("eagle3", "org/first"),), {}, "ngram"),  # it would have to be fetched
         ((bundled(),), {"options": {"depth": "3"}}, "eagle3"),
         ((bundled(),), {"options": {"min": "3"}}, "ngram"),
@@ -328,3 +329,9 @@ def test_a_bundled_source_is_a_folder_of_models(monkeypatch: pytest.MonkeyPatch,
     assert hub.look(source) == Local(tmp_path / "head", None, "bundled:head")
     with pytest.raises(ModelError, match="no such drafter comes with speclocal"):
         hub.look(Bundled("tail"))
+
+
+def test_a_head_that_was_trained_on_this_very_target_fits_it() -> None:
+    head = {"torch_dtype": "bfloat16", "speclocal": {"target": TARGET, "revision": "r", "precision": "float32"}}
+    assert precision_note(head, {}, "auto", gguf=True, revision="r") is None
+    assert "comes from a GGUF file" in str(precision_note(head, {}, "auto", gguf=True, revision="s"))

@@ -42,5 +42,5 @@ def test_of_messages_the_last_answer_is_the_targets_own(tmp_path: Path) -> None:
     ["{", "[1]", "7", {"prompt_ids": [1]}, {"messages": []}, {"messages": [{"role": "user", "content": "hi"}]}],
 )
 def test_a_line_that_holds_none_is_named(tmp_path: Path, line: Any) -> None:
-    with pytest.raises(UsageError, match="line 2 of .* holds no conversation"):
+    with pytest.raises(UsageError, match=r"line 2 of .* holds no conversation"):
         read(tmp_path, {"prompt_ids": [1], "answer_ids": [2]}, line)
