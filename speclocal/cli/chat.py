@@ -93,15 +93,17 @@ class Chat:
     def run(self) -> None:
         """Until the user leaves."""
         if not self._prompt.editable:
-            return self._converse()
-        # Answer and editor take Ctrl-C for themselves; one that falls between them was meant for what just ended.
-        with Interrupt(patience=sys.maxsize):
-            self._converse()
+            return self._converse(lambda: False)
+        # Answer and editor take Ctrl-C for themselves; one that falls between them counts as pressed in the editor.
+        with Interrupt(patience=sys.maxsize) as between:
+            self._converse(between.take)
 
-    def _converse(self) -> None:
+    def _converse(self, pressed: Callable[[], bool]) -> None:
         draft, warned = "", False
         while self._open:
             try:
+                if pressed():
+                    raise KeyboardInterrupt
                 message = self._prompt.read(draft)
             except EOFError:
                 return

@@ -21,6 +21,11 @@ class Interrupt:
         """True once the user wants to stop."""
         return self._presses > 0
 
+    def take(self) -> bool:
+        """Whether the user wanted to stop since the last look; from now on it is as if nobody had pressed."""
+        asked, self._presses = self.asked, 0
+        return asked
+
     def check(self) -> None:
         """Raise KeyboardInterrupt if the user wants to stop; for places where stopping is safe."""
         if self.asked:
