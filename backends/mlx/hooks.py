@@ -139,6 +139,17 @@ class Anatomy:
         """[n, D] → [n, V]."""
         return self.embedding.as_linear(hidden) if self._head is None else self._head(hidden)
 
+    def output_rows(self, tokens: mx.array) -> mx.array | None:
+        """[n] → [n, D], de-quantised."""
+        head = self._head
+        if head is None:
+            return self.embedding(tokens)
+        if isinstance(head, nn.QuantizedLinear):
+            scales, biases = head.scales[tokens], head.get("biases")
+            biases = None if biases is None else biases[tokens]
+            return mx.dequantize(head.weight[tokens], scales, biases, head.group_size, head.bits, head.mode)
+        return head.weight[tokens] if isinstance(head, nn.Linear) else None
+
 
 class Taps:
     """Keeps hidden states of chosen points (see `Target.tap`) during a pass."""

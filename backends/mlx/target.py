@@ -79,6 +79,10 @@ class MlxTarget(CachedTarget):
         """See Target."""
         return self.anatomy.unembed(hidden)
 
+    def output_rows(self, tokens: mx.array) -> mx.array | None:
+        """See Target."""
+        return self.anatomy.output_rows(tokens)
+
     def run(self, tree: DraftTree, start: int) -> Scores:
         """The pass is only described; reading a value, or `Ops.submit`, starts it."""
         if get_ident() != self._thread:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from speclocal.backends.torch.cache import TreeCache, View
+from speclocal.backends.torch.linear import PackedLinear
 from speclocal.backends.torch.ops import make_ops
 from speclocal.core.cached_target import CachedTarget
 from speclocal.core.head_spec import FEATURE, TargetFacts
@@ -38,6 +39,7 @@ class TorchTarget(CachedTarget):
         self.cache = TreeCache()
         config = model.config.get_text_config()
         self._embedding, self.unembed = model.get_input_embeddings(), model.get_output_embeddings()
+        self._tied = bool(getattr(config, "tie_word_embeddings", False))
         self.facts = TargetFacts(config.num_hidden_layers, config.hidden_size, len(self._embedding.weight), context)
         self.taps = Taps(model, taps)
         self.points = self.taps.points
@@ -54,6 +56,15 @@ class TorchTarget(CachedTarget):
     def embed(self, tokens: Tensor) -> Tensor:
         """See Target."""
         return self._embedding(tokens)
+
+    @torch.no_grad()
+    def output_rows(self, tokens: Tensor) -> Tensor | None:
+        """See Target. A packed matrix shows no rows, but for one that is the embedding too."""
+        if type(self.unembed) is nn.Linear:
+            return self.unembed.weight[tokens]
+        if isinstance(self.unembed, PackedLinear) and self._tied:
+            return self._embedding.weight[tokens]
+        return None
 
     def run(self, tree: DraftTree, start: int) -> Scores:
         return self._run(tree, start, rows=0)

@@ -6,7 +6,7 @@ B sequences, H / G query / key-value heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -132,6 +132,9 @@ class Target(Protocol):
     def unembed(self, hidden: Array) -> Array:
         """The output layer alone, without what a model does to its logits afterwards: [n, D] → [n, V]."""
 
+    def output_rows(self, tokens: Array) -> Array | None:
+        """Rows [n, D] of the output layer's matrix for ids [n]; None where they cannot be looked up one by one."""
+
     def score(self, tree: DraftTree, start: int = 0) -> Scores:
         """One pass over the nodes `start..N-1`; earlier nodes must have been scored since the last commit.
 
@@ -189,15 +192,18 @@ class Gradients(Protocol):
 class Head(Protocol):
     """A draft module with a cache of its own that reads the target's states: EAGLE and P-EAGLE. No policy inside.
 
-    Row i pairs the target's state of position i with token i + 1. Logits are float32, [rows, Vd].
+    Row i pairs the target's state of position i with token i + 1. Logits are float32, [rows, Vd], Vd its columns.
     """
 
-    width: int
-    """Vd, columns of the logits."""
-    ids: Array | None
-    """[Vd] the target's id of every column, ascending; None if columns are ids."""
     rows: int
     """Positions whose states have been fed."""
+
+    @property
+    def ids(self) -> Array | None:
+        """[Vd] the target's id of every column; None if columns are ids."""
+
+    def borrow(self, tokens: Iterable[int], most: int) -> None:
+        """Tokens of the text that the logits of the next round should have columns for, see `Columns.borrow`."""
 
     def truncate(self, rows: int) -> None:
         """Forget all but the first `rows` positions, and everything drafted."""

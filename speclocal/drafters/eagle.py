@@ -29,6 +29,7 @@ class Settings:
     taps: target states the head reads, as boundary numbers 0..L; empty: what its files say.
     theta: base of the head's rope; 0: what its files say.
     residual, norm_output: conventions of the head (`yes`, `no`); empty: what its files say.
+    context_vocab: most tokens of the text that join the draft vocabulary, of a head whose output rows are the target's.
     """
 
     depth: int = 5
@@ -39,6 +40,7 @@ class Settings:
     theta: float = 0.0
     residual: str = ""
     norm_output: str = ""
+    context_vocab: int = 1024
 
     def __post_init__(self) -> None:
         check_tree(self.depth, self.nodes, self.topk)
@@ -49,11 +51,15 @@ class Settings:
 
 
 class Reader:
-    """Keeps a head fed with the target's states: what all drafters that read them share."""
+    """Keeps a head fed with the target's states: what all drafters that read them share.
 
-    def __init__(self, head: Head):
-        self.head = head
+    borrow: most tokens of the text that the head may draft though its vocabulary lacks them.
+    """
+
+    def __init__(self, head: Head, borrow: int):
+        self.head, self._borrow = head, borrow
         self.tokens: list[int] = []
+        self._met: dict[int, None] = {}
         self._fed: list[int] = []
         self._new: list[Array] = []
 
@@ -62,6 +68,8 @@ class Reader:
         if self._new and sum(t.shape[0] for t in self._new) == len(self.tokens) - len(self._fed):
             self.feed(sampler)  # the end of the last text; anything else was interrupted
         self.tokens = list(tokens)
+        self._met.clear()
+        self._meet(self.tokens)
         states = 0 if scores.taps is None else scores.taps.shape[0]
         start = len(tokens) - 1 - states
         # Row i pairs state i with token i + 1.
@@ -82,9 +90,18 @@ class Reader:
         if not self._new:
             return None
         taps = self._new[0] if len(self._new) == 1 else sampler.ops.xp.concat(self._new)
-        logits = self.head.extend(self.tokens[len(self._fed) :], taps, masks)
+        fresh = self.tokens[len(self._fed) :]
+        self._meet(fresh)
+        self.head.borrow(self._met, self._borrow)
+        logits = self.head.extend(fresh, taps, masks)
         self._new, self._fed = [], list(self.tokens)
         return logits
+
+    def _meet(self, tokens: Sequence[int]) -> None:
+        """Distinct tokens of the text, the latest last."""
+        for token in tokens:
+            self._met.pop(token, None)
+            self._met[token] = None
 
 
 class Drafter:
@@ -93,7 +110,7 @@ class Drafter:
     def __init__(self, settings: Settings, head: Head, name: str = "eagle3"):
         self.settings, self.name = settings, name
         self._fixed = settings.fixed()
-        self._reader = Reader(head)
+        self._reader = Reader(head, settings.context_vocab)
         depth, nodes = settings.depth, settings.depth if settings.topk == 1 else settings.nodes
         if self._fixed is not None:
             depth, nodes = min(depth, self._fixed.depth), min(nodes, len(self._fixed))

@@ -18,8 +18,8 @@ from speclocal.drafters.eagle import Reader
 class Settings:
     """depth: positions drafted.  topk: alternatives a position; 1 drafts a chain.  nodes: most drafted tokens a round.
 
-    taps, theta, residual, norm_output: as for eagle.  mask_token: id of the token that stands for unknown ones, where
-    the head's files do not say it.
+    taps, theta, residual, norm_output, context_vocab: as for eagle.  mask_token: id of the token that stands for
+    unknown ones, where the head's files do not say it.
     """
 
     depth: int = 6
@@ -30,6 +30,7 @@ class Settings:
     residual: str = ""
     norm_output: str = ""
     mask_token: int = -1
+    context_vocab: int = 1024
 
     def __post_init__(self) -> None:
         check_tree(self.depth, self.nodes, self.topk)
@@ -42,7 +43,7 @@ class Drafter:
 
     def __init__(self, settings: Settings, head: Head):
         self.settings = settings
-        self._reader = Reader(head)
+        self._reader = Reader(head, settings.context_vocab)
         self.limit = Limit(settings.depth, settings.depth if settings.topk == 1 else settings.nodes)
 
     def begin(self, tokens: Sequence[int], scores: Scores, sampler: Sampler) -> None:

@@ -1,12 +1,20 @@
-"""The tensors before the first step: what fits is taken from the target, the rest is random."""
+"""The tensors before the first step: those of a trained head, or what fits from the target and the rest random."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 
+from speclocal.checks import head_files, stored_tensors
 from speclocal.core.eagle_layout import tensors_of
 from speclocal.core.head_spec import EagleSpec
+from speclocal.core.heads import identify
+from speclocal.errors import ModelError
+from speclocal.heads import HeadFiles
 from speclocal.train.material import Material
+from speclocal.train.tensors import read
 from speclocal.train.vocabulary import DraftVocabulary
 
 SPREAD = 0.02
@@ -42,6 +50,30 @@ def eagle_tensors(spec: EagleSpec, material: Material, vocabulary: DraftVocabula
         every = material.array(np.arange(spec.vocab, dtype=np.int32))
         out["embed_tokens.weight"] = material.numpy(material.embed(every)).astype(np.float32)
     return out
+
+
+def head_tensors(
+    folder: Path, spec: EagleSpec, material: Material, vocabulary: DraftVocabulary
+) -> dict[str, np.ndarray]:
+    """Those of a trained head, for states divided by their usual size; ModelError if it is no such head.
+
+    Of its output rows those are taken that are in this draft vocabulary; the others are the target's.
+    """
+    head = HeadFiles.read(folder, str(folder))
+    found, names = identify(head.config, head.tensors, material.facts)
+    if not isinstance(found, EagleSpec) or spec != replace(
+        found, draft_vocab=spec.draft_vocab, mapped=spec.mapped, suggested_depth=spec.suggested_depth, notices=()
+    ):
+        raise ModelError(f"{folder} is no head to begin with: it is built otherwise", do="begin without it")
+    files = head_files(folder)
+    stored = {names[key]: read(path, key) for path in files for key in stored_tensors([path]) if key in names}
+    out = {name: np.asarray(stored[name], np.float32) for name in tensors_of(spec) if name not in TABLES}
+    out["fc.weight"] = out["fc.weight"] * np.concatenate(material.scales[:-1])[None]
+    ids = np.arange(found.draft_vocab) + (stored["d2t"] if found.mapped else 0)
+    place = vocabulary.place[ids]
+    rows = np.array(material.numpy(material.output_rows(vocabulary.ids.tolist())), np.float32)
+    rows[place[place >= 0]] = out["lm_head.weight"][place >= 0]
+    return out | {"lm_head.weight": rows}
 
 
 def _copy(out: dict[str, np.ndarray], name: str, source: str, material: Material) -> None:

@@ -14,11 +14,20 @@ from speclocal.train.vocabulary import DraftVocabulary
 class Law:
     """The target's law at the rows that count, [M, Vd].
 
-    place: [B, S] number of each row among them, -1 for others. weight: [M] 0 where the likeliest token is outside.
+    output: [Vd, H] the target's output rows of the draft vocabulary. place: [B, S] number of each row among those that
+    count, -1 for others. weight: [M] 0 where the likeliest token is outside.
     """
 
-    def __init__(self, p: Array, place: np.ndarray, weight: np.ndarray, best: np.ndarray, material: Material):
-        self.p, self.place, self.weight = p, place, weight
+    def __init__(
+        self,
+        p: Array,
+        output: Array,
+        place: np.ndarray,
+        weight: np.ndarray,
+        best: np.ndarray,
+        material: Material,
+    ):
+        self.p, self.output, self.place, self.weight = p, output, place, weight
         self._material = material
         self._best, self._weight = material.array(best), material.array(weight)
 
@@ -34,7 +43,7 @@ class Law:
         xp = material.ops.xp
         p = xp.softmax(material.array(feature) @ output.T, -1)
         weight = (best >= 0).astype(np.float32) if skip_outside else np.ones(len(best), np.float32)
-        return cls(p, place, weight, best.astype(np.int32), material)
+        return cls(p, output, place, weight, best.astype(np.int32), material)
 
     def rows_of(self, s: int) -> tuple[np.ndarray, np.ndarray]:
         """Flat rows at which step s predicts something that counts, and where in `p` that stands."""

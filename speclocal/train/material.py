@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -50,6 +51,7 @@ class Material:
 
     config: its text config. taps: points whose states are kept, `head_spec.FEATURE` last. counts: [V] how often it
     wrote each token. weights: tensors of its files by name, read when asked for; LookupError for one that is not there.
+    lend: see `Target.output_rows`.
     """
 
     ops: Ops
@@ -62,16 +64,21 @@ class Material:
     weights: Callable[[str], np.ndarray]
     array: Callable[[np.ndarray], Array]
     numpy: Callable[[Array], np.ndarray]
+    lend: Callable[[Array], Array | None]
     scales: np.ndarray
     """[E, H] typical size of every number of the states."""
 
     def output_rows(self, ids: Sequence[int]) -> Array:
-        """[n, H] rows of the output matrix, found by asking what it makes of unit vectors."""
-        hidden, index = self.facts.hidden, self.array(np.asarray(ids, np.int32))
-        made = []
-        for first in range(0, hidden, 64):
-            unit = np.eye(hidden, dtype=np.float32)[first : first + 64]
-            made.append(self.unembed(self.array(unit))[:, index])
+        """[n, H] float32 rows of the output matrix."""
+        index = self.array(np.asarray(ids, np.int32))
+        rows = self.lend(index)
+        return self._output[index] if rows is None else self.array(np.asarray(self.numpy(rows), np.float32))
+
+    @cached_property
+    def _output(self) -> Array:
+        """The whole matrix [V, H] of a target that shows no rows: what it makes of unit vectors tells."""
+        units = np.eye(self.facts.hidden, dtype=np.float32)
+        made = [self.unembed(self.array(units[first : first + 64])) for first in range(0, len(units), 64)]
         return self.ops.xp.swapaxes(self.ops.xp.concat(made), 0, 1)
 
 
@@ -142,6 +149,7 @@ def gather(
         weights=lambda name: _weight(folder, name),
         array=gradients.array,
         numpy=gradients.numpy,
+        lend=target.output_rows,
         scales=scales,
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class DraftVocabulary:
-    """ids: [Vd] target ids, ascending. size: V."""
+    """ids: [Vd] target ids, ascending but for those added by `wider`. size: V."""
 
     ids: np.ndarray
     size: int
@@ -20,6 +20,11 @@ class DraftVocabulary:
         """The `size` most frequent ids of `counts` [V]; of equally frequent ones the smaller."""
         order = np.argsort(-counts, kind="stable")[: min(size, len(counts))]
         return cls(np.sort(order).astype(np.int64), len(counts))
+
+    def wider(self, tokens: np.ndarray) -> DraftVocabulary:
+        """With the tokens of a text too, in new columns behind the others; ids below 0 are none."""
+        found = np.unique(tokens[tokens >= 0])
+        return DraftVocabulary(np.concatenate([self.ids, found[self.place[found] < 0]]), self.size)
 
     @cached_property
     def place(self) -> np.ndarray:

@@ -109,7 +109,7 @@ def beams(head: Any, name: str, at: str) -> Iterator[tuple[Beam, np.ndarray]]:
 
 def chain_beams(head: Any, wanted: np.ndarray) -> Iterator[tuple[Beam, np.ndarray]]:
     """The steps of a greedy chain whose logits are given, the first of them left out."""
-    ids = host(head.ids) if head.ids is not None else np.arange(head.width)
+    ids = host(head.ids) if head.ids is not None else np.arange(head.spec.draft_vocab)
     array = head.ops.array
     for s in range(1, len(wanted)):
         token = int(ids[wanted[s - 1].argmax()])

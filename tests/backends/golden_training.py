@@ -43,6 +43,7 @@ def material(target: Target, name: str, taps: tuple[int, ...], **changes: Any) -
         "weights": weights,
         "array": target.ops.array,
         "numpy": to_numpy,
+        "lend": target.output_rows,
         "scales": np.ones((len(taps) + 1, target.facts.hidden), np.float32),
     }
     return Material(**{**fields, **changes})

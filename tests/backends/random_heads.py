@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from speclocal.core import eagle_layout, medusa_layout
 from speclocal.core.head_spec import FEATURE, EagleSpec, MedusaSpec, Spec
@@ -63,6 +63,7 @@ SPECS: dict[str, Spec] = {
         mapped=False,
     ),
     "eagle3": _EAGLE3,
+    "eagle3 lent": _EAGLE3,
     "eagle3 full": replace(_EAGLE3, draft_vocab=V, mapped=False, qk_norm=True, layers=2, norm_before_residual=True),
     "eagle3.1": replace(_EAGLE3, norm_before_fc=True, norm_output=True, own_embedding=True, hidden=48, head_dim=12),
     "p_eagle": replace(
@@ -96,9 +97,27 @@ def _folder(name: str, seed: int) -> Path:
             tensors[key] = draw.uniform(0.6, 1.4, want.shape).astype(np.float32)
         else:
             tensors[key] = draw.normal(0, 0.25, want.shape).astype(np.float32)
+    return _saved(tensors)
+
+
+def _saved(tensors: dict[str, np.ndarray]) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="head"))
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+def lent(target: Target, seed: int) -> Path:
+    """A head whose output rows are the target's, so that it may borrow more of them.
+
+    What `output_rows` tells, the output layer tells too; a packed one tells nothing else.
+    """
+    units = target.unembed(target.ops.array(np.eye(H, dtype=np.float32).tolist()))
+    rows = target.ops.xp.swapaxes(units, 0, 1)
+    target.output_rows = lambda ids: rows[ids]  # type: ignore[method-assign]
+    tensors = load_file(_folder("eagle3 lent", seed) / "model.safetensors")
+    ids = tensors["d2t"] + np.arange(len(tensors["d2t"]))
+    tensors["lm_head.weight"] = np.array(target.ops.to_host(rows)[0], np.float32)[ids]
+    return _saved(tensors)
 
 
 def attach(lab: ModuleType, target: Target, name: str, how: str, seed: int = 0, **settings: Any) -> Drafter:
@@ -108,7 +127,8 @@ def attach(lab: ModuleType, target: Target, name: str, how: str, seed: int = 0, 
     load = import_module(f"speclocal.backends.{backend}.heads").load
     layout = eagle_layout if isinstance(spec, EagleSpec) else medusa_layout
     target.tap(spec.taps if isinstance(spec, EagleSpec) else (FEATURE,))
-    head = load(_folder(name, seed), spec, {key: key for key in layout.tensors_of(spec)}, target)
+    folder = lent(target, seed) if name == "eagle3 lent" else _folder(name, seed)
+    head = load(folder, spec, {key: key for key in layout.tensors_of(spec)}, target)
     chosen = {**SETTINGS[how], **settings}
     if how == "fixed":
         chosen["tree"] = "medusa" if name.startswith("medusa") else "eagle1"

@@ -121,7 +121,7 @@ def test_the_golden_rounds_over_the_whole_vocabulary(bench, name):
 @pytest.mark.parametrize("sampling", [GREEDY, WIDE], ids=["narrow", "wide"])
 def test_draft_ids_read_as_ids_show(bench, name, sampling):
     head = bench.head(name)
-    columns = head.ops.arange(head.width)
+    columns = head.ops.arange(head.spec.draft_vocab)
     for wrong in (columns, head.ids - columns):  # no table; the stored offsets taken for ids
         done, _ = same_rounds(bench, name, 0, sampling, wrong)
         assert done == 0

@@ -145,7 +145,8 @@ class Documents:
         logits = ops.array(self.feature) @ self.material.output_rows(self.vocabulary.ids).T
         best = to_numpy(logits).argmax(-1).astype(np.int32)
         count = len(best)
-        return Law(ops.xp.softmax(logits, -1), np.arange(count)[None], np.ones(count, np.float32), best, self.material)
+        place, weight = np.arange(count)[None], np.ones(count, np.float32)
+        return Law(ops.xp.softmax(logits, -1), None, place, weight, best, self.material)
 
     def loss(self, seen: np.ndarray | None = None, positions: np.ndarray | None = None, **settings: Any) -> Outcome:
         made = eagle3.Settings(**{"steps": 3, "grow": 0.0, "divergence": "kl", "decay": 1.0, **settings})

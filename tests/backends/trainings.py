@@ -69,6 +69,7 @@ def material_of(folder: Path, name: str) -> Material:
         weights=lambda key: weights[key],
         array=gradients.array,
         numpy=gradients.numpy,
+        lend=lambda ids: output[ids],
     )
 
 

@@ -6,7 +6,7 @@ token i+2. Rows of true states are kept from round to round; rows of drafted tok
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,6 +15,7 @@ from speclocal.backends.mlx.cache import BLOCK
 from speclocal.backends.mlx.heads.rope import Rope
 from speclocal.backends.mlx.target import MlxTarget
 from speclocal.core.cached_target import CHUNK
+from speclocal.core.columns import Columns
 from speclocal.core.growth import Beam
 from speclocal.core.heads import EagleSpec
 
@@ -30,8 +31,8 @@ class EagleHead:
 
     def __init__(self, spec: EagleSpec, tensors: Tensors, ids: Sequence[int] | None, target: MlxTarget):
         self.spec, self.ops = spec, target.ops
-        self.ids = None if ids is None else mx.array(list(ids))
-        self.width = spec.draft_vocab
+        own = None if spec.output_bias else tensors.get("lm_head.weight")
+        self._columns = Columns(self.ops, ids, own, target.output_rows)
         self._embed: Callable[[mx.array], mx.array] = target.embed
         if spec.own_embedding:
             self._embed = tensors["embed_tokens.weight"].__getitem__
@@ -47,6 +48,15 @@ class EagleHead:
     def rows(self) -> int:
         """Positions whose true states have been fed."""
         return self._cache.length
+
+    @property
+    def ids(self) -> mx.array | None:
+        """See Head."""
+        return self._columns.ids
+
+    def borrow(self, tokens: Iterable[int], most: int) -> None:
+        """See Head."""
+        self._columns.borrow(tokens, most)
 
     def truncate(self, rows: int) -> None:
         """Forget all but the first `rows` positions, and what was drafted."""
@@ -97,7 +107,7 @@ class EagleHead:
         """Logits in float32; notes what is fed back."""
         y = x if self._body.norm is None else self._body.norm(x)
         self._hidden = y if self.spec.norm_output else x
-        self._logits = self._unembed(y).astype(mx.float32)
+        self._logits = self._columns.widen(self._unembed(y), y).astype(mx.float32)
         return self._logits
 
 

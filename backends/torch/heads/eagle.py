@@ -6,7 +6,7 @@ token i+2. Rows of true states are kept from round to round; rows of drafted tok
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from speclocal.backends.torch.kernels.attention import FEW_ROWS, packed
 from speclocal.backends.torch.linear import pack
 from speclocal.backends.torch.target import TorchTarget
 from speclocal.core.cached_target import CHUNK
+from speclocal.core.columns import Columns
 from speclocal.core.growth import Beam
 from speclocal.core.heads import EagleSpec
 
@@ -33,8 +34,8 @@ class EagleHead:
     def __init__(self, spec: EagleSpec, tensors: Tensors, ids: Sequence[int] | None, target: TorchTarget):
         self.spec, self.ops = spec, target.ops
         device = target.device
-        self.ids = None if ids is None else torch.tensor(list(ids), device=device)
-        self.width = spec.draft_vocab
+        own = None if spec.output_bias else tensors.get("lm_head.weight")
+        self._columns = Columns(self.ops, ids, own, target.output_rows)
         self._embed: Callable[[Tensor], Tensor] = target.embed
         if spec.own_embedding:
             self._embed = nn.Embedding.from_pretrained(tensors["embed_tokens.weight"].to(device))
@@ -52,6 +53,15 @@ class EagleHead:
     def rows(self) -> int:
         """Positions whose true states have been fed."""
         return self._cache.length
+
+    @property
+    def ids(self) -> Tensor | None:
+        """See Head."""
+        return self._columns.ids
+
+    def borrow(self, tokens: Iterable[int], most: int) -> None:
+        """See Head."""
+        self._columns.borrow(tokens, most)
 
     def truncate(self, rows: int) -> None:
         """Forget all but the first `rows` positions, and what was drafted."""
@@ -102,7 +112,7 @@ class EagleHead:
     def _out(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What is fed back, and logits in float32."""
         y = self._body.norm(x) if self._body.norm is not None else x
-        return (y if self.spec.norm_output else x), self._unembed(y).float()
+        return (y if self.spec.norm_output else x), self._columns.widen(self._unembed(y), y).float()
 
 
 def _mask_row(body: Body, spec: EagleSpec, tensors: Tensors, device: torch.device) -> tuple[Tensor, Tensor] | None:

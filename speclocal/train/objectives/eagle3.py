@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -17,19 +18,23 @@ from speclocal.core.eagle_layout import tensors_of
 from speclocal.core.head_spec import EagleSpec
 from speclocal.core.interfaces import Array
 from speclocal.train.eagle_body import EagleBody, Kept, causal
-from speclocal.train.initial import eagle_tensors
+from speclocal.train.initial import eagle_tensors, head_tensors
 from speclocal.train.law import Law, ahead
 from speclocal.train.material import Material, Outcome, Params, Rows
 from speclocal.train.published import eagle3
 from speclocal.train.specs import eagle_spec
 from speclocal.train.vocabulary import DraftVocabulary
 
+OUTPUT = "lm_head.weight"
+
 
 @dataclass(frozen=True)
 class Settings:
     """steps: unrolled. grow: share of the training in which their number grows from 1. decay: weight of each step
     relative to the one before. divergence, count: as trainers differ; `kl` subtracts the law's entropy, `all` divides
-    by all rows and `counted` by those that count."""
+    by all rows and `counted` by those that count. output: `target` keeps the target's output rows as they are, so that
+    the head may draft any token of the text at hand (`core.columns`); every batch is then learnt with the columns of
+    its own tokens. start: folder of a head to begin with."""
 
     steps: int = 5
     grow: float = 0.5
@@ -39,6 +44,8 @@ class Settings:
     count: Literal["counted", "all"] = "counted"
     skip_outside: bool = True
     """Rows whose likeliest token is not in the draft vocabulary do not count."""
+    output: Literal["own", "target"] = "own"
+    start: str = ""
 
 
 class Objective:
@@ -52,7 +59,9 @@ class Objective:
 
     def initial(self, seed: int) -> dict[str, np.ndarray]:
         """See Objective."""
-        return eagle_tensors(self.spec, self._material, self._vocabulary, seed)
+        start, of = self.settings.start, (self.spec, self._material, self._vocabulary)
+        out = head_tensors(Path(start), *of) if start else eagle_tensors(*of, seed)
+        return {name: value for name, value in out.items() if name != OUTPUT or self.settings.output == "own"}
 
     def steps(self, progress: float) -> int:
         """How many are unrolled now."""
@@ -62,7 +71,12 @@ class Objective:
 
     def loss(self, params: Params, rows: Rows, progress: float) -> Outcome:
         """See Objective."""
-        law = Law.of(rows, self._material, self._vocabulary, self._output, self.settings.skip_outside)
+        vocabulary, output = self._vocabulary, self._output
+        if self.settings.output == "target":
+            vocabulary = vocabulary.wider(rows.tokens)
+            more = self._material.output_rows(vocabulary.ids[len(self._vocabulary.ids) :].tolist())
+            output = self._material.ops.xp.concat([output, more])
+        law = Law.of(rows, self._material, vocabulary, output, self.settings.skip_outside)
         states = rows.states[..., :-1, :].reshape(*rows.states.shape[:2], -1)
         states = self._material.array(states.astype(np.float32)) / self._scales
         seen = np.tril(np.ones((rows.tokens.shape[1],) * 2, bool))[None]
@@ -85,6 +99,7 @@ class Objective:
         kept = [Kept() for _ in range(self.spec.layers)]
         bias = ops.array(causal(seen))
         positions = np.arange(tokens.shape[1])[None] if positions is None else positions
+        output: Array = params.get(OUTPUT, law.output)
         total: Array = 0.0
         losses, hits, at = [], [], []
         first = 0  # rows before it count at no step: after the first one, which makes the keys, they are left out
@@ -99,7 +114,7 @@ class Objective:
             if s == 0:
                 first = law.first(steps)
                 hidden = hidden[:, first:]
-            z = y.reshape(-1, size)[index] @ params["lm_head.weight"].T
+            z = y.reshape(-1, size)[index] @ output.T
             step, hit = law.compare(z, table, settings.divergence)
             count = tokens.size if settings.count == "all" else max(float(law.weight[place].sum()), 1.0)
             step = step / count
@@ -116,6 +131,8 @@ class Objective:
     def fold(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The tensors for states as they are: training divides every number of them by its usual size."""
         out = {name: np.asarray(value, np.float32) for name, value in params.items()}
+        if OUTPUT not in out:
+            out[OUTPUT] = np.asarray(self._material.numpy(self._output), np.float32)
         assert set(out) == set(tensors_of(self.spec)) - {"d2t", "t2d"}
         out["fc.weight"] = out["fc.weight"] / np.concatenate(self._material.scales[:-1])[None]
         return out
