@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -14,6 +16,9 @@ from typing import Any
 
 from speclocal.errors import ModelError, UsageError
 from speclocal.text import Text
+
+GZIP = b"\x1f\x8b"
+"""How packed files begin."""
 
 
 @dataclass(frozen=True)
@@ -92,17 +97,17 @@ def given_prompts(text: Text, prompts: Sequence[str], turns: int) -> Iterator[Jo
 
 def read_openers(path: Path | None = None) -> list[str]:
     """The openers of a file, or those that come with speclocal."""
-    lines = [line for line in _lines(path or files("speclocal.train") / "openers.txt") if not line.startswith("#")]
+    lines = [line for line in read_lines(path or files("speclocal.train") / "openers.txt") if not line.startswith("#")]
     return [line.replace("\\n", "\n") for line in lines] or [""]
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Prompts of a file: a line each, or JSON lines with `prompt`, `text`, `instruction` or `turns`."""
+    """Prompts of a file, packed or not: a line each, or JSON lines with `prompt`, `text`, `instruction` or `turns`."""
     prompts = []
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
             continue
-        if path.suffix != ".jsonl":
+        if ".jsonl" not in path.suffixes:
             prompts.append(line)
             continue
         try:
@@ -128,10 +133,13 @@ def _prompt(entry: Any) -> str:
     raise LookupError("prompt")
 
 
-def _lines(source: Path | Traversable) -> list[str]:
-    """Lines of a file of text. Only line ends part them: JSON may hold other separators as they are."""
+def read_lines(source: Path | Traversable) -> list[str]:
+    """Lines of a file of text, packed with gzip or not. Only line ends part them: JSON may hold other separators."""
+    data = source.read_bytes()
     try:
-        text = source.read_bytes().decode("utf-8-sig")
+        text = (gzip.decompress(data) if data.startswith(GZIP) else data).decode("utf-8-sig")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UsageError(f"{source} cannot be unpacked: {error}", do="fetch or pack it again") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{source} is no text", got=f"byte {error.start + 1}", expected="UTF-8") from error
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]

@@ -13,6 +13,7 @@ import numpy as np
 from speclocal.core.interfaces import Batch, Gradients, Ops
 from speclocal.errors import UsageError
 from speclocal.text import Text
+from speclocal.train.jobs import read_lines
 from speclocal.train.store import LARGEST, Store
 
 GROUP = 16
@@ -32,7 +33,7 @@ class Conversation:
 def read_conversations(path: Path, text: Text) -> list[Conversation]:
     """JSON lines with `messages` that end with the target's answer, or `prompt_ids` and `answer_ids`."""
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
             continue
         try:

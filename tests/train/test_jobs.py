@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -130,3 +131,24 @@ def test_what_is_no_text_is_an_error(tmp_path: Path, read: Any) -> None:
     path.write_bytes(b"caf\xe9 au lait\n")
     with pytest.raises(UsageError, match="is no text, got byte 4"):
         read(path)
+
+
+@pytest.mark.parametrize("name", ["prompts.txt.gz", "prompts.jsonl.gz"])
+def test_packed_prompts(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    text = '{"prompt": "Why?"}\n{"prompt": "How?"}\n' if "jsonl" in name else "Why?\nHow?\n"
+    path.write_bytes(gzip.compress(text.encode()))
+    assert read_prompts(path) == ["Why?", "How?"]
+
+
+def broken_packs() -> list[bytes]:
+    whole = gzip.compress(b"Why?\n" * 50)
+    return [whole[:-6], whole[:12], whole[:20] + bytes(4) + whole[24:], whole[:-8] + bytes(8)]
+
+
+@pytest.mark.parametrize("data", broken_packs(), ids=["no end", "almost nothing", "garbled", "wrong checksum"])
+def test_broken_packs_are_named(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "prompts.gz"
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match=r"prompts\.gz cannot be unpacked"):
+        read_prompts(path)
