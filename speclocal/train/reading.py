@@ -14,7 +14,7 @@ from speclocal.core.interfaces import Batch, Gradients, Ops
 from speclocal.errors import UsageError
 from speclocal.text import Text
 from speclocal.train.jobs import read_lines
-from speclocal.train.store import LARGEST, Store
+from speclocal.train.store import Store, as_stored
 
 GROUP = 16
 """Texts read at once."""
@@ -80,7 +80,7 @@ def take_in(
             states = taps[b, : len(read[b])]
             best = np.full(len(read[b]), -1, np.int32)
             best[conversation.own - 1 :] = _likeliest(states[conversation.own - 1 :, -1], ops, gradients)
-            store.add(job, conversation.ids, conversation.own, np.clip(states, -LARGEST, LARGEST), best)
+            store.add(job, conversation.ids, conversation.own, as_stored(states), best)
             tokens += len(read[b])
             tell(tokens)
 

@@ -20,6 +20,7 @@ from speclocal.loading import check_memory, load_model
 from speclocal.sources import Local
 from speclocal.sources import Progress as Downloads
 from speclocal.text import Text
+from speclocal.train import lock
 from speclocal.train.estimate import check_disk, check_training
 from speclocal.train.jobs import Job, Turns, given_prompts, own_questions, read_openers, read_prompts
 from speclocal.train.loop import CURVE, Plan, Progress, Training
@@ -86,10 +87,22 @@ def train(load: Load, task: Task, show: Show, downloads: Downloads | None, stop:
     """Run a task to its end; None if `stop` said so before: it can be resumed."""
     if task.method not in METHODS:
         raise UsageError("unknown kind of drafter to train", got=task.method, expected=", ".join(METHODS))
-    module = import_module(METHODS[task.method])
-    settings = read_settings(module.Settings, task.method, task.options)
+    settings = read_settings(import_module(METHODS[task.method]).Settings, task.method, task.options)
     data = task.data or task.out / "data"
     _refuse_occupied(task, data)
+    with lock.hold(task.out):
+        return _train(load, task, settings, data, show, downloads, stop)
+
+
+def _train(
+    load: Load,
+    task: Task,
+    settings: Any,
+    data: Path,
+    show: Show,
+    downloads: Downloads | None,
+    stop: Callable[[], bool],
+) -> Result | None:
     shop = Shop(load, show.note, downloads)
     local = shop.target()
     folder = shop.model(local)
@@ -102,7 +115,7 @@ def train(load: Load, task: Task, show: Show, downloads: Downloads | None, stop:
         raise ModelError("no text is left to learn from", got=store.dropped, do="take other --prompts or --openers")
     states = Stored(store) if task.features == "store" else Recomputed(store, batch, gradients)
     material = gather(store, states, target, gradients, folder, min(MIXED, store.rows), task.plan.seed)
-    objective: Objective = module.make(settings, material)
+    objective: Objective = import_module(METHODS[task.method]).make(settings, material)
     check_training(objective.initial(task.plan.seed), shop.backend.free_memory(load.device), show.note)
     about = {"method": task.method, "target": load.target, "objective": vars(settings)}
     training = Training(target.ops, gradients, objective, store, states, task.plan, task.out, about)
@@ -138,7 +151,7 @@ def _refuse_occupied(task: Task, data: Path) -> None:
     if task.resume or (task.data is not None and not (task.out / CURVE).exists()):
         return
     for folder in (task.out, data):
-        if folder.is_dir() and any(folder.iterdir()):
+        if folder.is_dir() and any(path.name != lock.NAME for path in folder.iterdir()):
             raise UsageError(f"{folder} holds something already", do="go on with --resume, or name another --out")
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from speclocal.core.interfaces import Batch, Gradients
-from speclocal.train.store import LARGEST, Store
+from speclocal.train.store import Store, as_stored
 
 
 class States(Protocol):
@@ -40,4 +40,4 @@ class Recomputed:
         """See States."""
         prompts = [self._texts[i].ids[:n] for i, n in zip(numbers, rows, strict=True)]
         taps = self._gradients.numpy(self._batch(len(prompts)).read(range(len(prompts)), prompts).taps)
-        return [np.clip(taps[b, :n], -LARGEST, LARGEST).astype(np.float16) for b, n in enumerate(rows)]
+        return [as_stored(taps[b, :n]) for b, n in enumerate(rows)]

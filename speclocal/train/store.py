@@ -18,10 +18,16 @@ from typing import Any
 import numpy as np
 
 from speclocal.errors import ModelError, UsageError
+from speclocal.train.lock import hold
 
 ABOUT, LINES, STATES, BEST = "about.json", "texts.jsonl", "states.f16", "best.i32"
 LARGEST = 65504.0
 """float16 ends here. States beyond it are those of attention sinks, whose exact size says nothing."""
+
+
+def as_stored(states: np.ndarray) -> np.ndarray:
+    """States in float16, the largest cut to what that holds."""
+    return np.clip(states, -LARGEST, LARGEST).astype(np.float16)
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ class Store:
         self.rows = 0
         self._kept = self._read()
         self._lines: Any = None
+        self._lock: Any = None
         self._states: Any = None
         self._best: Any = None
 
@@ -107,7 +114,7 @@ class Store:
     def _begin(self) -> None:
         if self._lines:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = hold(self.folder)
         about = self.folder / ABOUT
         if not about.is_file():
             part = about.with_name(ABOUT + ".part")

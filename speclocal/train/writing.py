@@ -11,7 +11,7 @@ import numpy as np
 
 from speclocal.core.interfaces import Array, Batch, Ops, Scores
 from speclocal.train.jobs import Job, Turns
-from speclocal.train.store import LARGEST, Store
+from speclocal.train.store import Store, as_stored
 
 REFILL = 12
 """Free slots are filled so many at a time: one pass over several prompts costs little more than one over one."""
@@ -139,7 +139,7 @@ class Writer:
         taps = self._to_numpy(scores.taps)
         for text, row in zip(texts, rows, strict=True):
             fresh = len(text.ids) - sum(map(len, text.states))
-            text.states.append(np.clip(taps[row, :fresh], -LARGEST, LARGEST).astype(np.float16))
+            text.states.append(as_stored(taps[row, :fresh]))
             # Of a prompt only the last row's choice is known; its other rows carry no loss.
             text.best.append(np.array([*[-1] * (fresh - 1), best[row]], np.int32))
             self.tokens += 1

@@ -68,6 +68,7 @@ OWNERS = {
     "click": ("speclocal.cli",),
     "huggingface_hub": ("speclocal.hub",),
     "gguf": ("speclocal.gguf",),
+    "filelock": ("speclocal.train.lock",),
 }
 
 

@@ -183,3 +183,14 @@ def test_spoilt_by_hand_is_an_error(tmp_path: Path, spoil: Callable[[Path], None
     with pytest.raises(ModelError, match=says):
         open_store(tmp_path)
     assert (tmp_path / STATES).read_bytes() == before
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    first, second = open_store(tmp_path), open_store(tmp_path)
+    add(first, 0, (1, 2))
+    with pytest.raises(UsageError, match="another training is writing in"):
+        add(second, 1, (3, 4))
+    del first
+    third = open_store(tmp_path)
+    add(third, 1, (3, 4))
+    assert len(open_store(tmp_path).texts) == 2

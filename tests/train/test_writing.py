@@ -247,6 +247,7 @@ def test_filters(tmp_path: Path, script: tuple[int, ...], why: str) -> None:
     assert (len(store.texts), store.dropped) == (kept, {why: 3 - kept})
     assert open_store(tmp_path).jobs == {0, 1, 2}
     if why == "asked before":
+        del store  # it holds the folder
         again = open_store(tmp_path)
         write(again, iter([Job(3, (USER,), asks=True)]), limits, law=certain(*script))
         assert again.dropped == {why: 3}, "also after a resume"
