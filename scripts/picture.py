@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-PROMPT = "Copy this line ten times: the red boat waits by pier 7"
+PROMPT = "Why is the sky blue?"
 COMMAND = ["generate", PROMPT, "--color", "always", "--show-rejected", "--max-tokens", "100"]
 WIDTH = 100
 
