@@ -69,14 +69,15 @@ class Pairing:
     targets:   repositories (`base` of a model) it was made for.
     sources:   empty if its weights lie in the target's own checkpoint.
     settings:  of the drafter, below what the user sets.
-    usual:     it is what drafts for these targets where nothing else is asked for; it comes with speclocal.
+    usual:     the `--drafter` that drafts for these targets where none is named, with this one; empty for none. It
+               comes with speclocal.
     """
 
     method: str
     targets: tuple[str, ...]
     sources: Mapping[str, tuple[str, ...]]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    usual: bool = False
+    usual: str = ""
 
 
 @dataclass(frozen=True)
@@ -196,9 +197,7 @@ def _models(family: str, content: Mapping[str, Any]) -> list[Model]:
 
 def _pairing(entry: Mapping[str, Any]) -> Pairing:
     sources = {b: tuple(each) for b, each in _by_backend(entry.get("source", {})).items()}
-    return Pairing(
-        entry["method"], tuple(entry["targets"]), sources, entry.get("settings", {}), entry.get("usual", False)
-    )
+    return Pairing(entry["method"], tuple(entry["targets"]), sources, entry.get("settings", {}), entry.get("usual", ""))
 
 
 def _by_backend(value: Any) -> dict[str, list[Any]]:

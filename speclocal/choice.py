@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Notify = Callable[[str], None]
 AUTO = "auto"
+MIXING = ("coupled", "rejection")
+"""Rules under which a head and a lookup may draft in turns."""
 BUNDLED_METHOD = "eagle3"
 """What comes with speclocal is of this kind."""
 
@@ -63,13 +65,16 @@ def parted(drafter: str | None) -> tuple[str | None, str | None]:
 def usual(settings: Load, known: Catalogue, backend: str) -> str:
     """The drafter where none is named: a head that comes with speclocal and is usual for this target, else `ngram`.
 
-    Settings and rules that only n-gram lookup has mean that one.
+    Settings that only n-gram lookup has, and rules that a lookup beside a head cannot have, mean that one alone.
     """
+    if settings.verify not in MIXING:
+        return "ngram"
     for pairing, sources in known.published(settings.target, BUNDLED_METHOD, backend):
         own = {field.name for field in fields(find(pairing.method).Settings)}
-        comes = pairing.usual and all(isinstance(source, Bundled) for source in sources)
-        if comes and set(settings.options) <= own:
-            return "ngram" if settings.verify == "block" else pairing.method
+        _, lookup = parted(pairing.usual)
+        fits = all(name in own or (lookup and name.startswith(f"{lookup}.")) for name in settings.options)
+        if pairing.usual and fits and all(isinstance(source, Bundled) for source in sources):
+            return pairing.usual
     return "ngram"
 
 

@@ -124,7 +124,7 @@ target_options = _all(
 drafting_options = _all(
     _drafting(
         "--drafter",
-        show_default="a head that comes with speclocal for the target, else ngram; draft_model with --draft-model",
+        show_default="eagle3+ngram where a head comes with speclocal, else ngram; draft_model with --draft-model",
         metavar="NAME[:SOURCE]",
         help="none, ngram, draft_model; eagle3, p-eagle, eagle, medusa: heads made for one target; auto: the best of "
         "these; eagle3+ngram: lookup where it is sure, else the head. SOURCE (hub id, folder, alias) is where the "

@@ -297,7 +297,7 @@ def test_what_cannot_be_combined(drafter: str) -> None:
 # ---- where none is named
 
 
-def bundled(target: str = TARGET, usual: bool = True) -> Pairing:
+def bundled(target: str = TARGET, usual: str = "eagle3") -> Pairing:
     return Pairing("eagle3", (target,), {"torch": ("bundled:head",), "mlx": ("bundled:head",)}, {"depth": 4}, usual)
 
 
@@ -307,7 +307,12 @@ def bundled(target: str = TARGET, usual: bool = True) -> Pairing:
         ((), {}, "ngram"),
         ((bundled(),), {}, "eagle3"),
         ((bundled("org/other"),), {}, "ngram"),
-        ((bundled(usual=False),), {}, "ngram"),
+        ((bundled(usual=""),), {}, "ngram"),
+        ((bundled(usual="eagle3+ngram"),), {}, "eagle3+ngram"),
+        ((bundled(usual="eagle3+ngram"),), {"options": {"ngram.min": "3", "depth": "2"}}, "eagle3+ngram"),
+        ((bundled(),), {"options": {"ngram.min": "3"}}, "ngram"),
+        ((bundled(),), {"verify": "rejection"}, "eagle3"),
+        ((bundled(),), {"verify": "typical"}, "ngram"),
         ((pairing("eagle3", "org/first"),), {}, "ngram"),  # it would have to be fetched
         ((bundled(),), {"options": {"depth": "3"}}, "eagle3"),
         ((bundled(),), {"options": {"min": "3"}}, "ngram"),

@@ -6,6 +6,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from speclocal.core.decode import Round
+from speclocal.core.interfaces import Drafter
 from speclocal.core.sampling import Sampling
 from speclocal.drafters import none
 from speclocal.engine import Engine, Load, load
@@ -23,28 +25,29 @@ def headed(request: pytest.FixtureRequest, engine: Engine) -> Engine:
     return load(Load(backend=request.param, dtype="float32", device="cpu", offline=True))
 
 
-def rounds(headed: Engine, ids: list[int], sampling: Sampling = GREEDY, plain: bool = False) -> list:
+def rounds(headed: Engine, drafter: Drafter, ids: list[int], sampling: Sampling = GREEDY) -> list[Round]:
     more = {"unknown": headed.text.unknown(headed.target.vocab), "end_ids": sorted(headed.text.end_ids)}
-    return play(headed.target, none.Drafter() if plain else headed.drafter, ids, TOKENS, sampling, **more)
+    return play(headed.target, drafter, ids, TOKENS, sampling, **more)
 
 
 def test_it_is_the_usual_drafter_and_borrows(headed: Engine) -> None:
-    assert headed.drafter.name == "eagle3"
-    assert headed.drafter._reader.head._columns.lends, "its output rows are the target's"
+    assert headed.drafter.name == "eagle3+ngram"
+    assert headed.drafter._head._reader.head._columns.lends, "its output rows are the target's"
 
 
 def test_greedy_text_is_that_of_transformers_and_drafts_are_kept(headed: Engine, answers: Answers) -> None:
-    lengths = []
-    for ids, expected in answers:
-        made = rounds(headed, ids)
-        assert tokens_of(made) == expected[:TOKENS]
-        lengths.append(accepted_length(made))
-    assert sum(lengths) / len(lengths) > 1.5, lengths
+    for drafter in (headed.drafter, headed.drafter._head):  # with lookup and without
+        lengths = []
+        for ids, expected in answers:
+            made = rounds(headed, drafter, ids)
+            assert tokens_of(made) == expected[:TOKENS]
+            lengths.append(accepted_length(made))
+        assert sum(lengths) / len(lengths) > 1.5, lengths
 
 
 def test_sampled_text_is_that_of_plain_decoding(headed: Engine, answers: Answers) -> None:
     sampling = Sampling(temperature=1.0, top_p=0.95, seed=21)
     ids, _ = answers[1]
-    drafted = rounds(headed, ids, sampling)
-    assert tokens_of(drafted) == tokens_of(rounds(headed, ids, sampling, plain=True))
+    drafted = rounds(headed, headed.drafter, ids, sampling)
+    assert tokens_of(drafted) == tokens_of(rounds(headed, none.Drafter(), ids, sampling))
     assert any(len(round.tokens) > 1 for round in drafted)
