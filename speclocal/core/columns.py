@@ -57,6 +57,6 @@ def _alike(ops: Ops, own: Array, lent: Array | None) -> bool:
     """Whether output rows [Vd, D] are the target's."""
     if lent is None or own.shape != lent.shape:
         return False
-    apart = ((own - lent) * (own - lent)).sum(-1) < NEAR**2 * (lent * lent).sum(-1)
-    (count,) = ops.to_host(ops.xp.where(apart, 1, 0).sum())
+    near = ((own - lent) * (own - lent)).sum(-1) < NEAR**2 * (lent * lent).sum(-1)
+    (count,) = ops.to_host(ops.xp.where(near, 1, 0).sum())
     return 2 * count > own.shape[0]

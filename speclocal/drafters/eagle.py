@@ -17,7 +17,10 @@ from speclocal.core.interfaces import Acceptance, Array, Head, Limit, Scores
 from speclocal.core.prefix import shared_prefix
 from speclocal.core.sampling import Sampler
 from speclocal.core.tree import DraftTree
-from speclocal.drafters import check_tree
+from speclocal.drafters import check_tree, check_whole
+
+MOST_BORROWED = 2**16
+"""Largest `context_vocab`."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_tree(self.depth, self.nodes, self.topk)
+        check_whole("context_vocab", self.context_vocab, 0, MOST_BORROWED)
 
     def fixed(self) -> FixedTree | None:
         """The tree that is asked for by name or file."""

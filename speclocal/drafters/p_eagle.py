@@ -10,8 +10,8 @@ from speclocal.core.growth import Beam, chain, grow
 from speclocal.core.interfaces import Acceptance, Array, Head, Limit, Scores
 from speclocal.core.sampling import Sampler
 from speclocal.core.tree import DraftTree
-from speclocal.drafters import check_tree
-from speclocal.drafters.eagle import Reader
+from speclocal.drafters import check_tree, check_whole
+from speclocal.drafters.eagle import MOST_BORROWED, Reader
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_tree(self.depth, self.nodes, self.topk)
+        check_whole("context_vocab", self.context_vocab, 0, MOST_BORROWED)
 
 
 class Drafter:

@@ -9,7 +9,9 @@ import pytest
 
 from speclocal.core.columns import Columns
 from speclocal.core.sampling import Sampling
+from speclocal.drafters import eagle, p_eagle
 from speclocal.drafters.eagle import Reader
+from speclocal.errors import UsageError
 from tests.backends.play import host, ids, play, tokens_of
 from tests.backends.random_heads import H, V, attach
 from tests.backends.test_reading import WARM
@@ -126,3 +128,9 @@ def test_text_is_the_same_with_borrowed_columns(lab):
                 )
             )
         assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("kind", [eagle.Settings, p_eagle.Settings])
+def test_an_impossible_number_is_refused(kind):
+    with pytest.raises(UsageError, match="impossible context_vocab"):
+        kind(context_vocab=-1)
