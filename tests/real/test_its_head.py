@@ -13,7 +13,7 @@ from speclocal.drafters import none
 from speclocal.engine import Engine, Load, load
 from tests.backends.play import GREEDY, accepted_length, play, tokens_of
 
-TOKENS = 32
+TOKENS = 16
 Answers = list[tuple[list[int], list[int]]]
 
 
