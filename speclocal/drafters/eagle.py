@@ -87,17 +87,17 @@ class Reader:
         """Note the states of the nodes that were kept."""
         rows = sampler.ops.array([0, *taken.path])
         self._new.append(scores.taps[rows])
-        self.tokens.extend(taken.tokens(tree))
+        tokens = taken.tokens(tree)
+        self.tokens.extend(tokens)
+        self._meet(tokens)
 
     def feed(self, sampler: Sampler, masks: int = 0) -> Array | None:
         """Logits after the last token, [1 + masks, Vd]; None if no state is known yet."""
         if not self._new:
             return None
         taps = self._new[0] if len(self._new) == 1 else sampler.ops.xp.concat(self._new)
-        fresh = self.tokens[len(self._fed) :]
-        self._meet(fresh)
         self.head.borrow(self._met, self._borrow)
-        logits = self.head.extend(fresh, taps, masks)
+        logits = self.head.extend(self.tokens[len(self._fed) :], taps, masks)
         self._new, self._fed = [], list(self.tokens)
         return logits
 
